@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import agents, inventory
-from tessera.db.limits import require_few, require_few_clusters
-from tessera.db.reads import get_cluster
-from tessera.db.rows import nodes_named
-from tessera.db.tenants import upsert_tenants
-from tessera.db.turn import Turn
+from tessera.db.agents import agents
+from tessera.db.base.limits import require_few, require_few_clusters
+from tessera.db.base.rows import nodes_named
+from tessera.db.base.turn import Turn
+from tessera.db.clusters import inventory
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.store.reads import get_cluster
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
-from tessera.formulation.values import GpuType
 
 
 def upsert_cluster(

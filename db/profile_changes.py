@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import profiling
-from tessera.db.derived_estimates import notify_estimators
-from tessera.db.job_changes import apply_event
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.estimates import profiling
+from tessera.db.estimates.derived_estimates import notify_estimators
+from tessera.db.jobs.job_changes import apply_event
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.estimates import HostProfile, ProfileGap, ProfileRow
 
 

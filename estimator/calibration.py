@@ -19,8 +19,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats, Ints
 
 Names = NDArray[np.str_]
 

@@ -21,17 +21,17 @@ from tessera.estimator.pricing.price import PlanPrice, graph_in, plan_costs
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.demand import Capacity
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, model_name
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, model_name
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.estimates import (
     BEST_PLAN_NOTE,
     EstimateRecord,
     MeasurementRecord,
 )
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.formulation.state.demand import Capacity
 
 MAX_LEARNED: Final = 64
 """Largest number of measured Cells in a calibration. The latest ones are used."""

@@ -34,9 +34,10 @@ from tessera.estimator.plans import (
     powers_of_two,
 )
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.cancellation import never_cancelled, require_caller
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.cancellation import never_cancelled, require_caller
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -44,7 +45,6 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.tables import Ints
 
 COARSE_LAYERS = 16
 """Largest number of layers for planning. Neighbouring layers are merged until this many are left

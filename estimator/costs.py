@@ -32,8 +32,8 @@ from tessera.estimator.plans import (
     powers_of_two,
 )
 from tessera.estimator.pricing.compute import plan_compute
-from tessera.formulation.execution_plan import Recomputation
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.execution_plan import Recomputation
 
 UPDATE_UTILISATION = 0.8
 """Share of the memory bandwidth that the optimizer's kernels reach. They only stream."""

@@ -11,7 +11,7 @@ from tessera.estimator.cells import Setting
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.plans import Candidates, powers_dividing
 from tessera.estimator.times import TimeParts
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 MIN_PLAN_SHARE = 0.02
 """Share below which a plan is considered unlikely and left out."""

@@ -13,12 +13,12 @@ from typing import Final
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.measured_cells import measured_cells
 from tessera.estimator.profiling.tasks import Profile
-from tessera.formulation.demand import Capacity
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.base.release import installed_version
+from tessera.formulation.base.values import Cell, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.estimates import MeasurementRecord, ModelSpec
-from tessera.formulation.release import installed_version
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import Cell, Workload
+from tessera.formulation.state.demand import Capacity
 
 
 @lru_cache(maxsize=4)

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancellation import never_cancelled, require_caller
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.cancellation import never_cancelled, require_caller
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Floats, Ints
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 """Data types of weights and activations in compute, with the bytes of a scalar."""

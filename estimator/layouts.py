@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tessera.estimator.plans import Candidates, Groups, Shape
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from statistics import median
 
 from tessera.estimator.calibration import Residual
+from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
-from tessera.formulation.values import EstimateSource
 
 
 def measured_cells(measurements: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:

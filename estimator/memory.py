@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB, Hardware
 from tessera.estimator.plans import StageCosts, Training
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.execution_plan import Offload, PlanSwitches, Schedule
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import Offload, PlanSwitches, Schedule
 
 HOST_UTILISATION: Final = 0.5
 """Share of the data sheet's bandwidth that is reached between a host and its GPUs: ports are shared,

@@ -11,10 +11,10 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.memory import parameter_bytes
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.tasks import Profile, profiles_of, step_of
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput, TesseraError
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.estimates import ModelSpec, ProfileRow
-from tessera.formulation.values import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

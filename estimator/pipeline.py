@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from tessera.estimator.plans import StageCosts
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 
 class Transfers(StrEnum):

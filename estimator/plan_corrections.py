@@ -29,10 +29,10 @@ from tessera.estimator.reconfiguration import (
     TransformerFacts,
     choose_model,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, Offload, Recomputation, model_name
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, Offload, Recomputation, model_name
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
-from tessera.formulation.values import Cell, Workload
 
 ModelKey = tuple[str, str]
 """A model's name in plans, and a GPU type."""

@@ -20,13 +20,13 @@ from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shapes_of
 from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT
 from tessera.estimator.reconfiguration import Configuration, choose_runs
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, model_name
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import RUN_LABEL
+from tessera.formulation.job.execution_plan import ExecutionPlan, model_name
+from tessera.formulation.job.runtimes import RUNTIMES
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.estimates import ClusterGpuType
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import RUNTIMES
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import RUN_LABEL
 
 LEAST_ITERATIONS: Final = 30
 """Fewest iterations of a run, of which the first ones are not measured."""

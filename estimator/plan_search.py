@@ -34,10 +34,9 @@ from tessera.estimator.planning.uniform import (
 )
 from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
-from tessera.formulation.cancellation import never_cancelled, require_caller
-from tessera.formulation.demand import Capacity, Demand
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.cancellation import never_cancelled, require_caller
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanSwitches,
@@ -45,7 +44,8 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.techniques import PlanLimits
+from tessera.formulation.job.techniques import PlanLimits
+from tessera.formulation.state.demand import Capacity, Demand
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
 """Numbers of CPU cores for each GPU that are tried for offloaded states."""

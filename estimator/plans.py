@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from tessera.estimator.graph import Graph
-from tessera.formulation.execution_plan import PlanStage, Recomputation, Schedule
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.execution_plan import PlanStage, Recomputation, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import numpy as np
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plans import Training
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Floats, Ints
 
 ROOFLINE_PARTS: Final = ("compute", "memory", "rows", "launch")
 """The parts whose sum is a layer's seconds: the FLOPs of its products, its memory traffic, the loss

@@ -23,9 +23,9 @@ from tessera.estimator.memory import FUSED, States
 from tessera.estimator.planning.even import EvenPlanKey, even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape, powers_dividing
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Cell, EstimateSource, Workload
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 24, 32)
 PROVENANCE: Final = "analytic v2"

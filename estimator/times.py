@@ -20,9 +20,9 @@ from tessera.estimator.rooflines import (
     RooflinePart,
     RooflineRates,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import ExecutionPlan
 
 PARAMETERS: Final = (
     Parameter(name="compute", value=1.0, shared_sd=0.1, family_sd=0.1, gpu_sd=0.05),

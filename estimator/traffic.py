@@ -18,9 +18,9 @@ from tessera.estimator.costs import message_counts
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Training
 from tessera.estimator.pricing.price import plan_costs, plan_seconds, plan_setting
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, join_chunks
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage, join_chunks
+from tessera.formulation.state.traffic import CellTraffic, StageTraffic
 
 BytesAndMessages = tuple[float, int]
 

@@ -25,14 +25,14 @@ from tessera.estimator.planning.search import latency_of
 from tessera.estimator.planning.tuning import SearchSpace, arena_rules, crius_halves, whole_space
 from tessera.estimator.plans import StageCosts, shape_on
 from tessera.estimator.pricing.price import plan_setting, price_plan
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, join_chunks
-from tessera.formulation.launch import TuningSpace
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Cell
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage, join_chunks
+from tessera.formulation.job.launch import TuningSpace
+from tessera.formulation.job.runtimes import RUNTIMES
 from tessera.formulation.records.estimates import EstimateRecord, TuningRecord
-from tessera.formulation.runtimes import RUNTIMES
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Cell
 
 MAX_TUNING_PLANS: Final = 200
 """Largest number of plans of a space that are tried, those with the best estimates. A budget of ten

@@ -3,8 +3,8 @@
 >>> from tessera.modelling import Problem
 """
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import Cell
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell
 from tessera.modelling.files import read_snapshot, write_snapshot
 from tessera.modelling.problem import Problem
 from tessera.modelling.result import JobResult, RoundResult

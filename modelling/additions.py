@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import (
+from tessera.formulation.base.tables import CellTable
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.snapshot import (
     STATE_CODE,
     WITHOUT_CELL,
     Allocations,
@@ -17,9 +19,7 @@ from tessera.formulation.snapshot import (
     Nodes,
     Snapshot,
 )
-from tessera.formulation.tables import CellTable
-from tessera.formulation.tenants import Quotas, Tenants
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.state.tenants import Quotas, Tenants
 
 Speeds = tuple[tuple[Cell, float], ...]
 """The samples/s of a workload on each Cell. Cells with 0 nodes have the fewest."""

@@ -6,8 +6,8 @@ import math
 import re
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import Cell
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell
 
 SpeedKey = tuple[str, int] | Cell
 """A Cell: a GPU type and a number of GPUs, or a ``Cell`` if more of it matters."""

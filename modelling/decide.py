@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tessera.formulation.clock import Clock, SystemClock
-from tessera.formulation.draft import Draft
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput
-from tessera.formulation.objectives.values import ColumnValues
-from tessera.formulation.plugins import add_plugin, is_reference
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.base.clock import Clock, SystemClock
+from tessera.formulation.base.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.base.plugins import add_plugin, is_reference
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives.values import ColumnValues
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.modelling.result import RoundResult
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.plugins import load_named, require_kept_rules, require_objective

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.estimator.userfiles import read_bytes
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Snapshot
+from tessera.estimator.files.userfiles import read_bytes
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.snapshot import Snapshot
 
 
 def read_snapshot(path: Path) -> Snapshot:

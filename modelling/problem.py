@@ -8,12 +8,12 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from tessera.formulation.draft import Draft
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.objectives.values import ColumnValues
-from tessera.formulation.policy import DEFAULT_OBJECTIVE
-from tessera.formulation.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.values import Cell, GpuType, Hold
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell, GpuType, Hold
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives.values import ColumnValues
+from tessera.formulation.round.policy import DEFAULT_OBJECTIVE
+from tessera.formulation.state.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.modelling.additions import Additions, Speeds
 from tessera.modelling.checks import (
     SpeedKey,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput, NotFound
-from tessera.formulation.explanations.records import Explanation
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.reasons import Reason
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import SolveStatus
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.explanations.records import Explanation
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.base.errors import InvalidInput, NotFound
+from tessera.formulation.job.reasons import Reason
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.explaining.trials import PlanRound
 from tessera.solvers.rounds.options import RoundOptions

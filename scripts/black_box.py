@@ -24,9 +24,9 @@ from typing import Any, Final
 from typer.testing import CliRunner
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.base.clock import SystemClock
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.cli.demo.stack import free_port
 from tessera.service.cli.main import app
 from tessera.simulator.comparison.policies import options_of

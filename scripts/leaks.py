@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.secrets import SERVICE_SECRETS, is_random
+from tessera.formulation.base.secrets import SERVICE_SECRETS, is_random
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES: Final = 4 * 2**20

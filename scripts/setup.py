@@ -62,7 +62,7 @@ def main(extra: str, folder: str) -> None:
     say("installing Tessera itself")
     run(*install, "--no-deps", "--no-build-isolation", "-e", "./proto", "-e", ".")
     say("compiling the loops of the solvers, which takes half a minute of one core, but only once")
-    run(python, "-m", "tessera.solvers.kernels.warm")
+    run(python, "-m", "tessera.solvers.warm")
     say("done")
 
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import typer
 
-from tessera.formulation.policy import Policy
+from tessera.formulation.round.policy import Policy
 from tessera.service.cli.main import app
-from tessera.service.config import Config
+from tessera.service.server.settings.config import Config
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LIMITS: Final = Path(__file__).with_name("size_limits.toml")

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from tessera.formulation import limits
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 NEVER: Final = "never"
 """The word for an infinite duration, where one is allowed."""

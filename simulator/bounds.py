@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.base.errors import TesseraError
 from tessera.simulator.metrics import possible_columns
 from tessera.simulator.scenario import Scenario
 

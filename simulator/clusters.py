@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.values import GpuType
 
 NODES_PER_RACK = 16
 """Nodes of one GPU type in a rack. The papers do not say how nodes are distributed over racks."""

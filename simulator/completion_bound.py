@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.simulator.metrics import least_start_s, possible_columns
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tessera.formulation.cells import find_narrowest
-from tessera.formulation.promises.guarantee import ROUNDING, request_rate
+from tessera.formulation.round.promises.guarantee import ROUNDING, request_rate
+from tessera.formulation.state.cells import find_narrowest
 from tessera.simulator.log import Segment
 from tessera.simulator.metrics import draft_of
 from tessera.simulator.run import Result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 
 DAY_S = 86_400.0

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.simulator.progress import Progress
 from tessera.simulator.store.gpus import InvariantBroken
 from tessera.simulator.store.memory import MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.formulation.values import Cell
+from tessera.formulation.base.values import Cell
 
 Members = tuple[tuple[int, tuple[int, ...]], ...]
 """(node, GPU indices on it) in order of node. Nodes are indices into the snapshot's nodes."""

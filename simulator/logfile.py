@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.formulation.base.values import Cell, Workload
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import true_estimates

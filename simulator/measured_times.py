@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.snapshot import Estimates
-from tessera.formulation.tables import Bools
-from tessera.formulation.values import CellKey, EstimateSource
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.base.values import CellKey, EstimateSource
+from tessera.formulation.state.snapshot import Estimates
 
 MEASURED_ITERATIONS: Final = 7
 """Iterations of a run after which its iteration time is known. The service ignores a run's first two

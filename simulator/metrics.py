@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.columns import first_draft
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.draft import Draft
-from tessera.formulation.objectives.fairness import fair_rate
-from tessera.formulation.policy import Policy
-from tessera.formulation.promises import PHYSICAL
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives.fairness import fair_rate
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.promises import PHYSICAL
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result, RoundRow
 from tessera.simulator.scenario import Scenario

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 _COUNTS: Final = (1, 2, 4, 8, 16)
 

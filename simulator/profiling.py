@@ -13,7 +13,8 @@ from tessera.estimator.profiling.tasks import (
     nominal_estimates,
     step_of,
 )
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.base.values import GpuType, Workload
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
@@ -24,7 +25,6 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType, Workload
 
 OPTIONS: Final = ProfilingOptions(always=True)
 """The service's sizes to measure. Every job asks for profiling."""

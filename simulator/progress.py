@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.tables import Floats, Ints
-from tessera.formulation.values import Cell
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.base.values import Cell
 from tessera.simulator.store.gpus import AllocationChange
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes
-from tessera.formulation.reserved import Entitlements
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.state.last_round import ScheduleSegments
+from tessera.formulation.state.permissions import AllowedGpuTypes, AvoidedNodes
+from tessera.formulation.state.reserved import Entitlements
 
 _OfJobs = TypeVar("_OfJobs", AllowedGpuTypes, AvoidedNodes, Entitlements, ScheduleSegments)
 

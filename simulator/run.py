@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tessera.formulation.clock import Clock
-from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import Information, all_estimates
-from tessera.formulation.plugins import is_reference
+from tessera.formulation.answer.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.base.clock import Clock
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.plugins import is_reference
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import STATES, Estimates, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.state.information import Information, all_estimates
+from tessera.formulation.state.snapshot import STATES, Estimates, Snapshot
 from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
@@ -23,7 +23,7 @@ from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import Slowdowns, World
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.exact.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
 from tessera.solvers.plugins import require_kept_rules
 from tessera.solvers.registry import make_solver as make_solver
@@ -207,7 +207,7 @@ class Result:
     """Time by which it was first promised to start, or after a job of a higher priority had come. inf if no
     promise was given."""
     end_s: Floats  # inf: the job has not ended
-    state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
+    state: tuple[str, ...]  # of tessera.formulation.job.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
     admitted: Bools  # its deadline was promised at some time
     nodes: tuple[str, ...]  # the names of the nodes that segments refer to

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.hierarchy import lines_of_tenants
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.selectors import Selector
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.reservations import NodeSize, ReservationSpec, require_room
-from tessera.formulation.selectors import Selector
-from tessera.formulation.values import GpuType
+from tessera.formulation.state.hierarchy import lines_of_tenants
 from tessera.simulator.traces.trace import Arrival
 
 EPOCH_S = 1_500_000_000.0

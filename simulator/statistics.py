@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from scipy.special import stdtrit
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 10_000

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.cells import Cells, build_cells
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, Cell, Workload
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import BEST_FOUND, Cell, Workload
+from tessera.formulation.state.cells import Cells, build_cells
+from tessera.formulation.state.snapshot import Snapshot
 
 
 def perturb_estimates(

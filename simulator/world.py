@@ -10,13 +10,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from tessera.formulation.decisions import Decision
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.decisions import Decision
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import CellKey
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import CellKey
+from tessera.formulation.state.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.events import EventQueue
 from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.ledger import Ledger

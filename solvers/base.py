@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput, TesseraError
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import RecordedAnswer, Solution
+from tessera.formulation.answer.solution import RecordedAnswer, Solution
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import DeadlineTooShort, InvalidInput, TesseraError
+from tessera.formulation.round.problem import Problem
 
 
 class SolverFailed(TesseraError):

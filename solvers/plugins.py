@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.plugins import add_plugin, find_plugin, is_reference, references_in
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.plugins import add_plugin, find_plugin, is_reference, references_in
 
 _SCHEDULER_EXAMPLE: Final = "docs/examples/smallest_first.py is one"
 _OBJECTIVE_EXAMPLE: Final = "docs/examples/most_jobs.py has one"

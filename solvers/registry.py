@@ -5,26 +5,26 @@ from __future__ import annotations
 import importlib
 from typing import Final, cast
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.solvers.base import Solver
-from tessera.solvers.waiting_columns import WaitingAsColumns
+from tessera.solvers.exact.waiting_columns import WaitingAsColumns
 
 DEFAULT: Final = "portfolio"
 
 _CLASSES: Final = {  # imported on demand: CVXPY alone takes a second
-    "portfolio": ("tessera.solvers.portfolio", "Portfolio"),
-    "greedy": ("tessera.solvers.greedy", "Greedy"),
-    "pricing": ("tessera.solvers.pricing", "Pricing"),
-    "lp": ("tessera.solvers.relaxation", "Relaxation"),
-    "cp-sat": ("tessera.solvers.cpsat", "CpSat"),
-    "cbc": ("tessera.solvers.cbc", "Cbc"),
-    "cvxpy": ("tessera.solvers.convex", "Convex"),
+    "portfolio": ("tessera.solvers.exact.portfolio", "Portfolio"),
+    "greedy": ("tessera.solvers.exact.greedy", "Greedy"),
+    "pricing": ("tessera.solvers.exact.pricing", "Pricing"),
+    "lp": ("tessera.solvers.exact.relaxation", "Relaxation"),
+    "cp-sat": ("tessera.solvers.exact.cpsat", "CpSat"),
+    "cbc": ("tessera.solvers.exact.cbc", "Cbc"),
+    "cvxpy": ("tessera.solvers.exact.convex", "Convex"),
 }
 
 _BASELINES: Final = {  # for comparison only: no round is committed with their decisions
-    "stock-cp-sat": ("tessera.solvers.baselines.stock", "StockCpSat"),
-    "highs": ("tessera.solvers.baselines.highs", "Highs"),
-    "pop-8": ("tessera.solvers.baselines.pop", "Pop"),
+    "stock-cp-sat": ("tessera.solvers.exact.baselines.stock", "StockCpSat"),
+    "highs": ("tessera.solvers.exact.baselines.highs", "Highs"),
+    "pop-8": ("tessera.solvers.exact.baselines.pop", "Pop"),
 }
 
 _UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8"})

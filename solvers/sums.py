@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 
 def dot(left: Floats, right: Floats | Ints) -> float:

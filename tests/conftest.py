@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.logs import begin_ids
+from tessera.formulation.base.logs import begin_ids
 from tests.support.data_directories import make_data_directory
 from tests.support.database import (
     database,

@@ -25,7 +25,7 @@ from tessera.benchmarks.harness.options import (
     with_sweep,
 )
 from tessera.benchmarks.harness.registry import register_case
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import jct_ratio, mean_figure, throughput_ratio
 from tessera.simulator.comparison.information import DP_MEMORY
 from tessera.simulator.comparison.policies import is_ours, split_list

@@ -11,17 +11,31 @@ import typer
 
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
-from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import DeadlineMode, Policy
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.values import NO_CELL, CellKey, EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import (
+    NO_CELL,
+    CellKey,
+    EstimateSource,
+    GpuType,
+    Hold,
+    Workload,
+)
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import DeadlineMode, Policy
+from tessera.formulation.state.last_round import ScheduleSegments
+from tessera.formulation.state.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
 from tessera.simulator.figures import Report
 from tessera.simulator.statistics import total_interval
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 
 ROUND_S: Final = 300.0

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.admission import Admission
-from tessera.formulation.policy import DeadlineMode, Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.policy import DeadlineMode, Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.figures import Figure
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit

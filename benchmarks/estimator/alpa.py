@@ -29,7 +29,7 @@ from tessera.estimator.pipeline import Overlap, Transfers
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.times import CellTimes
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 
 HARDWARE: Final = {kind.name: kind for kind in (A100, V100, A40, A10)}
 GPU_COUNTS: Final = (1, 2, 4, 8, 16)

@@ -22,7 +22,7 @@ from tessera.benchmarks.estimator import (
 from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.data import require_data_file
 from tessera.simulator.figures import Figure, Report
 

@@ -24,7 +24,7 @@ from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.estimator.architectures.published import PublishedModel, published_models
 from tessera.estimator.hardware import A100, ALL, V100
-from tessera.formulation.techniques import PlanLimits
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.simulator.data import MissingData, require_data_file
 from tessera.simulator.figures import Figure, Report
 

@@ -64,7 +64,7 @@ from tessera.estimator.planning.options import options_of
 from tessera.estimator.planning.pareto import comm_load, find_frontier, proxy_of
 from tessera.estimator.planning.search import Latency, best_plan
 from tessera.estimator.planning.stages import bias_of, stage_shares
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.figures import Figure
 
 EXCLUDED_FAMILY: Final = "16d_moe"

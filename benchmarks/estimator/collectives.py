@@ -50,7 +50,7 @@ from tessera.estimator.collectives.records import read_curves
 from tessera.estimator.collectives.tables import log_distances
 from tessera.estimator.hardware import A10, CATALOGUE, Hardware
 from tessera.estimator.plans import Primitive
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 
 HELD_BACK_SHARE: Final = 0.3

@@ -44,7 +44,7 @@ from tessera.estimator.graph import merge_layers
 from tessera.estimator.hardware import A40
 from tessera.estimator.pipeline import Overlap, Pipelines, Sync, Transfers, iteration_s, pipelined_s
 from tessera.estimator.plans import Groups, Network, Primitive, Shape
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.simulator.figures import Figure
 
 COARSE_LAYERS: Final = 16

@@ -29,8 +29,9 @@ from tessera.estimator.cells import Setting
 from tessera.estimator.planning.uniform import accumulations
 from tessera.estimator.plans import COST_COLUMNS, Candidates, StageCosts
 from tessera.estimator.pricing.price import PlanPrice, plan_seconds, plan_setting, price_plan
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
@@ -38,7 +39,6 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.tables import Floats, Ints
 
 MAX_CHUNKS: Final = 4
 

@@ -58,8 +58,8 @@ from tessera.estimator.hardware import A10, A40, GIB, Hardware
 from tessera.estimator.memory import FUSED, States, in_flight
 from tessera.estimator.plans import Candidates, Groups, Primitive, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.execution_plan import Schedule
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.execution_plan import Schedule
 from tessera.simulator.figures import Figure
 
 CALIBRATION_SHARE: Final = 1 / 3

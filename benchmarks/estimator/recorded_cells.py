@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from tessera.estimator.plans import Candidates
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 LAYER_COUNT: Final = 16
 MICRO_BATCHES: Final = 16

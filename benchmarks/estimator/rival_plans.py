@@ -31,7 +31,8 @@ from tessera.estimator.models import Model
 from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import Training, shape_of
 from tessera.estimator.pricing.price import PlanPrice, price_plan
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
@@ -40,8 +41,7 @@ from tessera.formulation.execution_plan import (
     model_name,
     read_execution_plan,
 )
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import Workload
+from tessera.formulation.job.techniques import PlanLimits
 
 OLD_PLANS: Final = Path(__file__).with_name("old_plans.json.gz")
 ROUNDING: Final = 1e-9

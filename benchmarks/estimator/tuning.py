@@ -47,7 +47,7 @@ from tessera.estimator.planning.tuning import (
     proxy_alone,
     whole_space,
 )
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.tables import Bools, Floats
 from tessera.simulator.figures import Figure
 
 Guide = Callable[[SearchSpace, RecordedCell, Sequence[RecordedCell]], SearchSpace]

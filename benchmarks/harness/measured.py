@@ -24,12 +24,12 @@ MODULE_NAME: Final = re.compile(r"(tessera(?:\.\w+)+)(?::\w+)?")
 """A text that names a module: one that is started by name, or imported late."""
 COMMANDS: Final = "tessera.service.cli"
 """The command line, which names the modules of all commands. Benchmarks start one command by it."""
-SERVER: Final = f"{COMMANDS}.serve"
+SERVER: Final = f"{COMMANDS}.servers.serve"
 DIGITS: Final = 12
 
 
 def digest_code(bench: str, root: Path = ROOT) -> dict[str, str]:
-    """Return a digest of each package, such as ``solvers.pricing``, of the code that ``bench`` measures.
+    """Return a digest of each package, such as ``solvers.rounds``, of the code that ``bench`` measures.
 
     Comments, docstrings and layout do not count, and files of data next to a module do.
     """

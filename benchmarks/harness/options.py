@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.options import with_options
 from tessera.simulator.comparison.policies import INFORMATION, split_list
 from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, WorkloadSpec, default_trace

@@ -21,8 +21,8 @@ import psutil
 
 from tessera.benchmarks.harness.measured import digest_code
 from tessera.benchmarks.harness.registry import Bound
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import TesseraError
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "results"
 """The folder of the stored runs, of the list of commands and of the page's template."""

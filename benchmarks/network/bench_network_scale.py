@@ -13,9 +13,9 @@ import typer
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.network import clos_jobs
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.base.tables import Ints
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.network.compression import compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of

@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.network.fabrics import host_names
-from tessera.formulation.network.contention import Contention, LinkDemand
-from tessera.formulation.network.flows import NetworkJob, build_contention
-from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
-from tessera.formulation.tables import Floats, Ints
-from tessera.formulation.topologies.builders import build_clos
-from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.formulation.answer.network.contention import Contention, LinkDemand
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.state.topologies.builders import build_clos
+from tessera.formulation.state.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.formulation.state.traffic import Exchange, Pattern, Traffic
 
 GPU_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MIXED_SHARES: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.formulation.topologies.shapes import GBIT_BYTES
+from tessera.formulation.state.topologies.shapes import GBIT_BYTES
 
 TOR_BYTES_PER_S: Final = 100 * GBIT_BYTES
 """The speed of each cable between a ToR and an aggregation switch, as in Crux's testbed."""

@@ -23,10 +23,10 @@ from tessera.benchmarks.network.optimum import (
     works_of,
 )
 from tessera.benchmarks.network.small import draw_case, on_clos, on_torus
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first, equal_blocks
 from tessera.solvers.network.baselines.sincronia import bssi_order

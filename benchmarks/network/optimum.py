@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.network.fluid import contending_groups, flop_under_levels
 from tessera.solvers.network.swaps import compact_demand
 

@@ -13,14 +13,14 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.network.fabrics import host_names
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.flows import NetworkJob, build_contention
-from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
-from tessera.formulation.tables import Floats, Ints, run_starts
-from tessera.formulation.topologies.builders import build_clos, build_torus
-from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
-from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints, run_starts
+from tessera.formulation.state.topologies.builders import build_clos, build_torus
+from tessera.formulation.state.topologies.shapes import A100_HOST, GBIT_BYTES
+from tessera.formulation.state.topologies.topology import Tier, Topology
+from tessera.formulation.state.traffic import Exchange, Pattern, Traffic
 
 JOBS_PER_CASE: Final = 5
 AGGREGATIONS: Final = 2

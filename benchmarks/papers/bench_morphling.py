@@ -26,7 +26,7 @@ from tessera.benchmarks.papers.morphling_runs import (
     table_of,
     trace_figures,
 )
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.comparison.policies import is_ours, options_of, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, runs_of
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario

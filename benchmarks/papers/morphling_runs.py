@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.papers.morphling_known import KNOWN_RESULTS, paper_result
-from tessera.formulation.tables import Bools
+from tessera.formulation.base.tables import Bools
 from tessera.simulator.comparison.policies import is_ours
 from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.figures import Figure

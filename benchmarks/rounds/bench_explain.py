@@ -12,10 +12,10 @@ import typer
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.rounds.explained_rounds import draw_explained_round
 from tessera.benchmarks.rounds.tried_steps import decide_without_limit, find_fault
-from tessera.formulation.explanations.changes import ChangeKind
-from tessera.formulation.explanations.records import Claim, Explanation
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.explanations.changes import ChangeKind
+from tessera.formulation.answer.explanations.records import Claim, Explanation
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.figures import Report
 from tessera.simulator.sweeps.runner import ResultsFolder, Workers, run_tasks
 from tessera.simulator.sweeps.tasks import Task

@@ -20,8 +20,8 @@ from tessera.benchmarks.rounds.gangs import (
     read_stored_rounds,
 )
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver

@@ -13,16 +13,16 @@ from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.rounds.contest import used_cp_sat
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.check import find_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.statement import state_round
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import state_round
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.base import Budget
-from tessera.solvers.branching import Branching
-from tessera.solvers.cpsat import CpSat
-from tessera.solvers.kernels.warm import run_every_loop
-from tessera.solvers.prices import PROVED_BY_PRICES
+from tessera.solvers.exact.branching import Branching
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.prices import PROVED_BY_PRICES
 from tessera.solvers.registry import DEFAULT, make_solver
+from tessera.solvers.warm import run_every_loop
 
 LIMIT_S: Final = 60.0
 TYPES: Final = 4

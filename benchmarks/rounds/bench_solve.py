@@ -22,8 +22,8 @@ from tessera.benchmarks.rounds.rivals import (
     compares_levels,
     hold_contest,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.policy import Policy
 from tessera.simulator.figures import Figure, Report
 from tessera.solvers.registry import DEFAULT
 from tessera.solvers.registry import make_solver as make_solver

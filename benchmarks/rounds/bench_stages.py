@@ -17,12 +17,12 @@ from tessera.benchmarks.rounds.contest import churn_and_hint
 from tessera.benchmarks.rounds.entries import OWN_OBJECTIVE, ContestEntry, draw_round, state_drawn
 from tessera.benchmarks.rounds.families import MAX_CPU_S, NAMED_FAMILIES
 from tessera.benchmarks.rounds.instances import FAMILIES
-from tessera.formulation.check import find_violations
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.clusters import preset_cluster
 from tessera.simulator.data import require_data_file
 from tessera.simulator.figures import Figure, Report
@@ -31,10 +31,10 @@ from tessera.simulator.store.memory import MemoryStore
 from tessera.simulator.traces.profiles import read_profiles
 from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.branching import Branching, KnapsackFilling
-from tessera.solvers.cpsat import CpSat
-from tessera.solvers.kernels.warm import run_every_loop
-from tessera.solvers.portfolio import Portfolio, stages_for
+from tessera.solvers.exact.branching import Branching, KnapsackFilling
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.portfolio import Portfolio, stages_for
+from tessera.solvers.warm import run_every_loop
 
 GAP: Final = 1e-4
 LATER: Final = (Branching.name, CpSat.name, KnapsackFilling.name)

@@ -25,22 +25,22 @@ from typing import IO, Any, Final
 from tessera.benchmarks.rounds.entries import ContestEntry, draw_round, state_drawn
 from tessera.benchmarks.rounds.families import NAMED_FAMILIES
 from tessera.benchmarks.rounds.instances import churn_round, make_instance
-from tessera.formulation.check import find_violations
-from tessera.formulation.goals import GoalResult, Linear
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.round.goals import GoalResult, Linear
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement, state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.provenance import ROOT
-from tessera.solvers.answers import objective_of, trivial_bound
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.baselines.stock import StockCpSat
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.exact.answers import objective_of, trivial_bound
+from tessera.solvers.exact.baselines.stock import StockCpSat
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.registry import make_solver
+from tessera.solvers.warm import run_every_loop
 
 SETUP_S: Final = 600.0
 """Seconds within which a process must have imported, warmed up and drawn its first round."""

@@ -9,12 +9,12 @@ import numpy as np
 
 from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.goals import Linear
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.goals import Linear
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement, state_round
+from tessera.formulation.state.snapshot import Snapshot
 
 OWN_OBJECTIVE: Final = "throughput"
 """The usual objective of entries. Rounds that are stated as problems have values of their own."""

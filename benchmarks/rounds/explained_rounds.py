@@ -13,10 +13,15 @@ from tessera.benchmarks.rounds.small_rounds import (
     draw_snapshot,
     with_equal_shares,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
-from tessera.formulation.snapshot import STATE_CODE, Snapshot
-from tessera.formulation.tenants import Quotas, Tenants
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.permissions import (
+    AllowedGpuTypes,
+    AvoidedNodes,
+    Selectors,
+    UnmatchedNodes,
+)
+from tessera.formulation.state.snapshot import STATE_CODE, Snapshot
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.solvers.rounds.options import RoundOptions
 
 MIN_JOBS: Final = 4

@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
+from tessera.formulation.state.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
 
 GANG_FAMILIES: Final = ("rigid", "odd", "elastic")
 NODE_GPUS: Final = 8

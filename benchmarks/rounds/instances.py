@@ -29,12 +29,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
-from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats, Ints, concatenate_ranges
+from tessera.formulation.base.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
 
 FAMILIES: Final = ("real", "equal-ratios", "tight", "alike")
 REQUEST_SHARES: Final = {1: 0.30, 2: 0.20, 4: 0.18, 8: 0.14, 16: 0.10, 32: 0.05, 64: 0.03}

@@ -10,8 +10,8 @@ from typing import Final
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound, run_entry
 from tessera.benchmarks.rounds.entries import ContestEntry
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.policy import Policy
 from tessera.simulator.figures import Figure
 from tessera.solvers.registry import make_solver
 

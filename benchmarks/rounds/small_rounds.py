@@ -8,10 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.tenants import Tenants
-from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.base.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
+from tessera.formulation.state.tenants import Tenants
 
 GPU_COUNTS: Final = (1, 2, 3, 4, 6, 8)
 NOW_S: Final = 1e6

@@ -1,6 +1,6 @@
 """An independent trial of a step: its changes, applied to the rows of a snapshot, and another round.
 
-It shares no code with ``tessera.formulation.explanations.applying``: rows are plain dictionaries,
+It shares no code with ``tessera.formulation.answer.explanations.applying``: rows are plain dictionaries,
 jobs that have ended are really gone, and decisions are found by name.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tessera.formulation.decisions import Decision
-from tessera.formulation.explanations.changes import Change
-from tessera.formulation.explanations.records import Step
-from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, UnmatchedNodes
-from tessera.formulation.snapshot import STATES, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.tables import Table
-from tessera.formulation.tenants import Quotas, Tenants
+from tessera.formulation.answer.decisions import Decision
+from tessera.formulation.answer.explanations.changes import Change
+from tessera.formulation.answer.explanations.records import Step
+from tessera.formulation.base.tables import Table
+from tessera.formulation.state.permissions import AllowedGpuTypes, AvoidedNodes, UnmatchedNodes
+from tessera.formulation.state.snapshot import STATES, Allocations, Estimates, Jobs, Nodes, Snapshot
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions

@@ -12,9 +12,9 @@ import typer
 from tessera.benchmarks.harness.options import SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.schedulers.foretold import ForetoldEvent, ForetoldRun, read_events
+from tessera.formulation.base.tables import Bools, Floats
 from tessera.formulation.records.forecasts import EVENTS
-from tessera.formulation.spreads import PastSpread
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.records.spreads import PastSpread
 from tessera.simulator.comparison.workload import PHILLY, SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.forecasts.calibration import learn_corrections

@@ -18,8 +18,8 @@ from tessera.benchmarks.schedulers.stream_runs import (
     StreamRun,
 )
 from tessera.benchmarks.schedulers.streams import SPACING_S
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.comparison.policies import DEFAULT_POLICY, is_ours, options_of, split_list
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep

@@ -109,7 +109,7 @@ def compare_policies(
     requested are dropped and counted, because policies of fixed requests could never run them.
     Without the data sets the workload is synthetic, and the table says so.
 
-    Our figures are those of the default objective (``tessera.formulation.policy``), which always
+    Our figures are those of the default objective (``tessera.formulation.round.policy``), which always
     runs. It was chosen on synthetic workloads. ``throughput_gain_second``
     is of the objective ``throughput``, for clusters that are judged by throughput alone. No figure
     picks a policy by its result here.

@@ -20,7 +20,7 @@ from tessera.benchmarks.schedulers.robust_runs import (
     wait_percentile_s,
 )
 from tessera.benchmarks.schedulers.robust_workloads import WORKLOADS, check_workload
-from tessera.formulation.policy import DEFAULT_OBJECTIVE
+from tessera.formulation.round.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.policies import ILP, options_of, split_list
 from tessera.simulator.data import MissingData
 from tessera.simulator.figures import Figure, Report

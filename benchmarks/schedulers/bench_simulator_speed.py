@@ -14,8 +14,8 @@ import typer
 from tessera.benchmarks.harness.options import RoundsOption
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.comparison.policies import options_of
 from tessera.simulator.comparison.workload import ROUND_S, SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.data import data_file

@@ -11,7 +11,7 @@ from tessera.benchmarks.schedulers.streams import (
     StreamDraft,
     add_crowd,
 )
-from tessera.formulation.arrays import ArrayMember
+from tessera.formulation.job.arrays import ArrayMember
 from tessera.formulation.records.clusters import TenantSpec
 
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.tables import Floats
 from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Submission
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.spreads import Spread
-from tessera.formulation.tables import Floats
+from tessera.formulation.records.spreads import Spread
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import sample_times

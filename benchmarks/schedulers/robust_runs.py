@@ -10,9 +10,9 @@ import numpy as np
 
 from tessera.benchmarks.schedulers.robust_workloads import make_workload
 from tessera.benchmarks.schedulers.streams import PERIOD_S
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.lifecycle import JobState
 from tessera.simulator.comparison.policies import is_ours, options_of
 from tessera.simulator.run import Decider, Result, simulate
 from tessera.simulator.sweeps.tasks import Task

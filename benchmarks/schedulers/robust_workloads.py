@@ -22,7 +22,7 @@ from tessera.benchmarks.schedulers.streams import (
     draw_durations_s,
     draw_times_s,
 )
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.comparison.workload import (
     PHILLY,
     SYNTHETIC,

@@ -8,14 +8,14 @@ from typing import Final
 
 from tessera.benchmarks.schedulers.stream_runs import GpuHold, StreamRun, restart_share
 from tessera.benchmarks.schedulers.streams import SPACING_S, JobStream
-from tessera.db.reads import job_history, list_jobs
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import ACTIVE, WAITING, JobEvent
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.store.reads import job_history, list_jobs
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.job.lifecycle import ACTIVE, WAITING, JobEvent
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.rounds import RoundSummary
-from tessera.formulation.snapshot import STATES
+from tessera.formulation.state.snapshot import STATES
 from tessera.solvers.rounds.options import RoundOptions
 
 LATENCY_S: Final = 1.0

@@ -14,13 +14,13 @@ from tessera.benchmarks.schedulers.server_records import describe_server_run
 from tessera.benchmarks.schedulers.stream_runs import StreamRun
 from tessera.benchmarks.schedulers.streams import PERIOD_S, SPACING_S, JobStream
 from tessera.benchmarks.service.agents import AgentProcess
-from tessera.db.engine import connect_database
-from tessera.db.reads import list_jobs
-from tessera.db.store import Store
-from tessera.formulation.lifecycle import TERMINAL
+from tessera.db.schema.engine import connect_database
+from tessera.db.store.reads import list_jobs
+from tessera.db.store.store import Store
+from tessera.formulation.job.lifecycle import TERMINAL
 from tessera.service.cli.demo.drive import add_estimates, make_cluster, submit_jobs
 from tessera.service.cli.demo.stack import Stack, run_stack
-from tessera.service.rpc.convert.rounds import of_options
+from tessera.service.server.convert.rounds import of_options
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import clusters_pb2, scheduler_pb2
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from tessera.benchmarks.schedulers.stream_kinds import draw_stream
 from tessera.benchmarks.schedulers.streams import SPACING_S, JobStream
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.answer.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.comparison.policies import is_ours, options_of
 from tessera.simulator.log import Segment
 from tessera.simulator.run import Decider, Result, simulate

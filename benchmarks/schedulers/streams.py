@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.random import Generator
 
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.simulator.run import Conditions
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival

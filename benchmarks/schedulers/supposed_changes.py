@@ -31,14 +31,14 @@ from tessera.benchmarks.schedulers.supposed_worlds import (
     draw_chance,
     draw_ends,
 )
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.answer.hypotheses import Hypothesis, append_jobs, apply_hypotheses
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Jobs, Nodes, Snapshot
-from tessera.formulation.tables import Floats
-from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
+from tessera.formulation.state.snapshot import Jobs, Nodes, Snapshot
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import Draw, History
 from tessera.simulator.forecasts.rhythm import RoundRhythm

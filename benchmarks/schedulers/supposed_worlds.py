@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.answer.hypotheses import Hypothesis
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Workload
-from tessera.formulation.what_if.hypotheses import Hypothesis
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.hazards import Failure
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads

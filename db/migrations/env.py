@@ -1,10 +1,10 @@
-"""The environment of migrations, which run in the transaction of ``tessera.db.migrate``."""
+"""The environment of migrations, which run in the transaction of ``tessera.db.schema.migrate``."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from tessera.db.tables import metadata
+from tessera.db.schema.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

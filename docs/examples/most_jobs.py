@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.draft import Draft
-from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives.values import ColumnValues
 
 
 def running(draft: Draft) -> ColumnValues:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import OptionPacking, options_of
 

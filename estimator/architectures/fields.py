@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, RootModel
 
-from tessera.estimator.schemas import STRICT, check_fields, check_value
-from tessera.formulation.errors import InvalidInput
+from tessera.estimator.files.schemas import STRICT, check_fields, check_value
+from tessera.formulation.base.errors import InvalidInput
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -25,12 +25,12 @@ from tessera.estimator.architectures.huggingface import read_dimensions
 from tessera.estimator.architectures.moe import MixtureOfExperts, mixture_graph
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
-from tessera.estimator.documents import read_document
+from tessera.estimator.files.documents import read_document
+from tessera.estimator.files.userfiles import read_text
 from tessera.estimator.graph import Graph
-from tessera.estimator.userfiles import read_text
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.documents import ARCHITECTURE
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.documents import ARCHITECTURE
+from tessera.formulation.base.errors import InvalidInput
 
 Architecture = Transformer | MixtureOfExperts | WideResNet
 

@@ -15,7 +15,7 @@ from tessera.estimator.architectures.fields import Scalar, build_config, read_sc
 from tessera.estimator.architectures.moe import MixtureOfExperts
 from tessera.estimator.architectures.parts import Activation
 from tessera.estimator.architectures.transformer import Transformer
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 

@@ -16,7 +16,7 @@ from tessera.estimator.architectures.transformer import (
     tensor_limit,
 )
 from tessera.estimator.graph import Graph, Layer, graph_of
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 MAX_CAPACITY = 1000
 

@@ -19,7 +19,7 @@ from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Training
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 ADAM_MIXED = 16.0
 """Bytes per parameter: a weight and a gradient of 16 bits, and a copy of 32 bits with two moments

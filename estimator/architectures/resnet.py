@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tessera.estimator.architectures.fields import check_sizes
 from tessera.estimator.architectures.parts import Part, linear_part, loss_part
 from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Blocks of the four stages, by number of layers (He et al. 2016, Table 1; for 200, their paper on

@@ -19,7 +19,7 @@ from tessera.estimator.architectures.parts import (
     residual_part,
 )
 from tessera.estimator.graph import DTYPE_BYTES, Graph, Layer, graph_of
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 MAX_STACK_LAYERS = 10_000
 

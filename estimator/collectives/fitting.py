@@ -14,7 +14,7 @@ from tessera.estimator.collectives.links import LinkRates, algorithm_work
 from tessera.estimator.collectives.records import Curve, Layout
 from tessera.estimator.hardware import A10, CATALOGUE
 from tessera.estimator.plans import Groups, Primitive
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.tables import Bools, Floats
 
 KNOTS: Final[Floats] = np.exp2(np.arange(2.0, 31.0))
 """Sizes in bytes, one for each octave, at which tables are compared with the model. All sizes have

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tessera.estimator.collectives.records import Layout
 from tessera.estimator.plans import Primitive
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tessera.estimator.hardware import Hardware, Link
 from tessera.estimator.plans import Groups, Primitive, Shape
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 LAUNCH_S: Final = 8.4e-6
 STEP_S: Final = {Link.NVLINK: 3.4e-6, Link.XGMI: 3.4e-6, Link.PCIE: 5.7e-6}

@@ -20,10 +20,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from tessera.estimator.files.userfiles import read_text
 from tessera.estimator.plans import Primitive, Shape
-from tessera.estimator.userfiles import read_text
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

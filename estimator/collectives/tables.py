@@ -30,8 +30,8 @@ from tessera.estimator.collectives.links import LinkRates, check_collectives, li
 from tessera.estimator.collectives.records import Curve, Layout
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plans import Groups, Primitive, Shape
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 MEASURED_SD: Final = (0.15, 0.02)
 """Standard deviations of the logarithm of a measured time, below ``LARGE_BYTES`` and from there on.

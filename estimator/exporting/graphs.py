@@ -16,8 +16,8 @@ from tessera.estimator.exporting.translate import program_of
 from tessera.estimator.graph import Graph, Untraceable, graph_of, layer_of
 from tessera.estimator.programs.layers import LayeredProgram, divide_into_layers
 from tessera.estimator.programs.targets import accepts_argument, check_call, function_of
-from tessera.formulation.errors import Unavailable
-from tessera.formulation.release import install_hint
+from tessera.formulation.base.errors import Unavailable
+from tessera.formulation.base.release import install_hint
 
 SAMPLE_COUNTS: Final = (2, 4)
 """The two numbers of samples with which a function that takes ``samples`` is exported."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tessera.estimator.hardware import CATALOGUE, Hardware
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.estimates import ClusterGpuType, HostProfile
 
 

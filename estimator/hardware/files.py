@@ -29,19 +29,19 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, Strict
 
-from tessera.estimator.documents import read_document
-from tessera.estimator.hardware.catalogue import CATALOGUE
-from tessera.estimator.hardware.types import GIB, Hardware, Link
-from tessera.estimator.schemas import (
+from tessera.estimator.files.documents import read_document
+from tessera.estimator.files.schemas import (
     Entry,
     check_value,
     described_as,
     number_between,
     whole_between,
 )
-from tessera.estimator.userfiles import read_text
-from tessera.formulation.documents import HARDWARE
-from tessera.formulation.errors import InvalidInput
+from tessera.estimator.files.userfiles import read_text
+from tessera.estimator.hardware.catalogue import CATALOGUE
+from tessera.estimator.hardware.types import GIB, Hardware, Link
+from tessera.formulation.base.documents import HARDWARE
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.suggestions import suggest_name
 
 _Flops = Annotated[float, number_between(1e11, 1e17)]

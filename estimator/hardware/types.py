@@ -8,9 +8,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.estimates import HostRates
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import GpuType
 
 GIB = 2**30
 PCIE3_BYTES_PER_S = 16e9

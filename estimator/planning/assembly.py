@@ -18,7 +18,7 @@ from tessera.estimator.planning.pareto import comm_each
 from tessera.estimator.planning.search import PlanSearchResult
 from tessera.estimator.planning.stages import Stages
 from tessera.estimator.plans import Candidates, Groups, Network, Primitive, StageCosts
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 DATA, TENSOR = 0, 1
 """The two ways to run a stage, as columns."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tessera.estimator.planning.options import NoPlan, StageOptions
-from tessera.formulation.cancellation import never_cancelled, require_caller
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.cancellation import never_cancelled, require_caller
+from tessera.formulation.base.tables import Floats, Ints
 
 Fold = Callable[[Floats, Floats], Floats]
 """The combination of stages: ``np.add`` for values that add up, ``np.maximum`` for the greatest."""

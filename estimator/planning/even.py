@@ -17,8 +17,8 @@ from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
 from tessera.estimator.planning.options import least_in_each
 from tessera.estimator.planning.search import Latency
 from tessera.estimator.plans import Candidates, StageCosts, Training, powers_dividing
-from tessera.formulation.execution_plan import Schedule
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import Schedule
 
 EvenPlanKey = tuple[int, int]
 """A number of stages and the GPUs of each."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from tessera.estimator.planning.chain import suffix_tables
 from tessera.estimator.planning.options import StageOptions
-from tessera.formulation.cancellation import never_cancelled, require_caller
-from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
+from tessera.formulation.base.cancellation import never_cancelled, require_caller
+from tessera.formulation.base.tables import Bools, Floats, Ints, concatenate_ranges
 
 _LOOK_BACK = 12
 """Number of preceding labels, in order of the first criterion, with which a label is compared."""

@@ -15,8 +15,8 @@ from tessera.estimator.memory import States, place_states
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.plans import Candidates, Shape, powers_of_two
-from tessera.formulation.execution_plan import ExecutionPlan, PlanSwitches, Precision
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanSwitches, Precision
 
 
 class MixedStages:

@@ -8,9 +8,9 @@ import numpy as np
 
 from tessera.estimator.memory import UsableMemory, limit_bytes, memory_bytes
 from tessera.estimator.plans import Candidates, StageCosts, powers_of_two
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.execution_plan import PlanStage, Schedule
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.execution_plan import PlanStage, Schedule
 
 FITS_ANYWHERE = 2**30
 """A depth that no pipeline reaches."""

@@ -16,7 +16,7 @@ from tessera.estimator.planning.labels import Criteria, RestBounds, complete_lab
 from tessera.estimator.planning.options import NoPlan, StageOptions, least_in_each
 from tessera.estimator.planning.stages import stage_shares
 from tessera.estimator.plans import StageCosts
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 
 MAX_FRONTIER_PLANS = 32
 """Number of plans kept on the frontier (from the Arena artifact; the paper says "a threshold")."""

@@ -28,8 +28,8 @@ from tessera.estimator.planning.chain import suffix_tables, walk_plan
 from tessera.estimator.planning.labels import Criteria, RestBounds, complete_labels, rest_of
 from tessera.estimator.planning.options import NoPlan, StageOptions, least_in_each, stages_at
 from tessera.estimator.plans import PricedPlan, StageCosts, Training
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.tables import Bools, Floats, Ints
 
 _LIMITS = np.array([0.0, 0.04, 0.15])
 """Relative slack of the slowest stage of a first plan over its least possible value."""

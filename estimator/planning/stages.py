@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.estimator.planning.chain import suffix_tables, walk_plan
 from tessera.estimator.planning.options import NoPlan, StageOptions, every_stage, make_options
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 NEAR_POWER_DISTANCE = 0.5
 """Largest distance in log2 at which a sum of GPUs is near a power of two. That power of two is then

@@ -16,9 +16,9 @@ import numpy as np
 from tessera.estimator.planning.options import StageOptions, options_of, stages_at
 from tessera.estimator.planning.stages import stage_shares
 from tessera.estimator.plans import Candidates
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.execution_plan import PlanStage
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.execution_plan import PlanStage
 
 
 class Mismatch(TesseraError):

@@ -12,7 +12,7 @@ import numpy as np
 from tessera.estimator.graph import Graph, merged_ends
 from tessera.estimator.plans import Candidates, Shape, powers_dividing, powers_of_two
 from tessera.estimator.pricing.divisions import Divisions
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 
 MAX_ACCUMULATION: Final = 2**12
 """Largest number of micro-batches that is tried."""

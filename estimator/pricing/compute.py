@@ -14,8 +14,8 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plans import Compute, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.execution_plan import Precision
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import Precision
 
 CAST_BYTES = 4.0
 """Bytes that move to cast a scalar of 16 bits to fp8: it is read, and written in two layouts, because

@@ -17,7 +17,7 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.layouts import settings_of
 from tessera.estimator.plans import Candidates, Groups, Network, Primitive, Shape, Training
 from tessera.estimator.pricing.compute import PlanCompute
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 
 _PER_POSITION = (
     "flops",

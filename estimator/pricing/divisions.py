@@ -19,7 +19,8 @@ from tessera.estimator.memory import limit_bytes, place_states
 from tessera.estimator.pipeline import Sync, exposed_sync_s, first_send_s, paces_s
 from tessera.estimator.planning.options import stages_at
 from tessera.estimator.plans import Candidates, StageCosts
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanSwitches,
     Precision,
@@ -27,8 +28,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.formulation.techniques import PlanLimits
+from tessera.formulation.job.techniques import PlanLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

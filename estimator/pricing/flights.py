@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.estimator.memory import in_flight
-from tessera.formulation.execution_plan import Schedule
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import Schedule
 
 
 def held_bytes(schedule: Schedule, flight_bytes: Floats, micro_batches: int) -> Floats:

@@ -24,8 +24,9 @@ from tessera.estimator.plans import COST_COLUMNS, Candidates, StageCosts
 from tessera.estimator.pricing.compute import plan_compute
 from tessera.estimator.pricing.context import context_graph, context_training, exposed_ring_s
 from tessera.estimator.pricing.flights import held_bytes
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -33,7 +34,6 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     Schedule,
 )
-from tessera.formulation.tables import Floats
 
 _DTYPES = {Precision.F32: "f32", Precision.BF16: "bf16", Precision.F16: "f16"}
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tessera.estimator.collectives.records import CommRecord
 from tessera.estimator.plans import Primitive, Shape
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 ELEMENT_BYTES: Final = 4  # float32
 REPEATS: Final = 5

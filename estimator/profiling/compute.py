@@ -13,8 +13,8 @@ import numpy as np
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Compute, Training
 from tessera.estimator.profiling.records import ProfileRecord, check_provenance
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 Point = tuple[float, float, float]
 """Samples, with forward and backward seconds."""

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.base.errors import InvalidInput, TesseraError
 from tessera.formulation.records.estimates import HostRates
 
 STATE_BYTES: Final = 16

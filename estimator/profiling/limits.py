@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.formulation.lifecycle import ACTIVE, JobEvent, is_allowed
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.lifecycle import ACTIVE, JobEvent, is_allowed
 from tessera.formulation.records.estimates import ProfileGap, ProfilingJob
-from tessera.formulation.values import Workload
 
 SLACK_S: Final = 60.0
 """Seconds for which the service waits longer than a task's own process, so that the process can end

@@ -13,7 +13,7 @@ from tessera.estimator.profiling.order import Size, SizeOrder
 from tessera.estimator.profiling.records import ProfileMismatch, ProfileRecord, read_profile_records
 from tessera.estimator.profiling.stages import StepMaker, kinds_of, profile_stage
 from tessera.estimator.profiling.timing import TimingEffort, device_name, library_versions
-from tessera.formulation.errors import NotAllowed
+from tessera.formulation.base.errors import NotAllowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

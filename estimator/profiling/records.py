@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tessera.estimator.userfiles import read_text
-from tessera.formulation.documents import TABLE_ROW, NotJson, read_json
-from tessera.formulation.errors import InvalidInput
+from tessera.estimator.files.userfiles import read_text
+from tessera.formulation.base.documents import TABLE_ROW, NotJson, read_json
+from tessera.formulation.base.errors import InvalidInput
 
 RecordKey = tuple[str, float, int, str]
 

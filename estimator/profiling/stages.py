@@ -20,7 +20,7 @@ from tessera.estimator.profiling.timing import (
 )
 from tessera.estimator.tracing.step import Step, load_step
 from tessera.estimator.tracing.trace import TracedStep, trace_program
-from tessera.formulation.cancellation import never_cancelled
+from tessera.formulation.base.cancellation import never_cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

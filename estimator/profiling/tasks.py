@@ -19,8 +19,9 @@ from tessera.estimator.architectures.published import jax_step
 from tessera.estimator.profiling.compute import Point
 from tessera.estimator.profiling.host import HostEffort
 from tessera.estimator.profiling.limits import ProfilingLimits, time_left_s
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, Workload
+from tessera.formulation.job.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
@@ -31,7 +32,6 @@ from tessera.formulation.records.estimates import (
     ProfilingJob,
 )
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
 
 LEAST_WEIGHT: Final = 1e-6
 LAST_PRIORITY: Final = 100

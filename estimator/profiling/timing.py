@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.profiler import ProfileData
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 
 _MOST_LAPS = 200
 

@@ -16,8 +16,8 @@ import numpy as np
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Compute, Training
 from tessera.estimator.profiling.compute import Point
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from tessera.estimator.hardware import Hardware
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ZeroStage
-from tessera.formulation.tables import Bools, Floats, Ints, Table
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats, Ints, Table
+from tessera.formulation.job.execution_plan import ZeroStage
 
 HALF_BYTES = 2
 """Bytes of an activation in half precision."""

@@ -11,8 +11,8 @@ from scipy.optimize import least_squares
 
 from tessera.estimator.reconfiguration.appendix import AppendixParameters, appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import Configuration, ConfigurationTable
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 FITTED_RUNS: Final = 7
 """Runs that the seven parameters need at least (Morphling, A.3)."""

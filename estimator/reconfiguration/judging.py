@@ -28,8 +28,8 @@ from tessera.estimator.reconfiguration.fitting import (
     needs_refit,
 )
 from tessera.estimator.reconfiguration.pooling import fit_pooled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 MAX_RUNS: Final = 12
 """Most runs of a model from which it is chosen, the latest ones. Each takes about a second."""

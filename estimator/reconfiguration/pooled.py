@@ -27,8 +27,8 @@ from tessera.estimator.reconfiguration.configurations import (
     SINGLE_BYTES,
     ConfigurationTable,
 )
-from tessera.formulation.execution_plan import ZeroStage
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.execution_plan import ZeroStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

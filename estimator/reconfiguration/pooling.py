@@ -26,8 +26,8 @@ from tessera.estimator.reconfiguration.pooled import (
     POOLED_PARAMETERS,
     pooled_parts,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 _VALUES: Final = np.log([p.value for p in POOLED_PARAMETERS])
 _SHARED_SDS: Final = np.array([p.shared_sd for p in POOLED_PARAMETERS])

@@ -9,7 +9,7 @@ from tessera.estimator.cells import Setting
 from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.planning.uniform import possible_degrees
 from tessera.estimator.pricing.price import PlanPrice, plan_setting, price_plan
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.job.execution_plan import ExecutionPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Shape, Training
 from tessera.estimator.pricing.price import check_degrees
 from tessera.estimator.stated.statement import StatedPlan
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     InvalidPlan,
     PlanStage,

@@ -10,10 +10,10 @@ from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
 from tessera.estimator.plans import Shape, shape_on, shapes_of
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, EstimateSource, Workload
 
 
 def estimate_stated_plan(

@@ -12,9 +12,9 @@ from tessera.estimator.stated.megatron import (
     read_megatron,
 )
 from tessera.estimator.stated.statement import StatedPlan, quote_value
-from tessera.formulation.documents import STATED_PLAN, to_utf8
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.base.documents import STATED_PLAN, to_utf8
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan, read_execution_plan
 
 _PUNCTUATION: Final = ";&|<>"
 """Characters that join commands or redirect them, unless they are quoted."""

@@ -25,8 +25,8 @@ from tessera.estimator.stated.statement import (
     read_flag,
     refuse_all,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import Offload, Precision, Recomputation, ZeroStage
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import Offload, Precision, Recomputation, ZeroStage
 from tessera.formulation.suggestions import suggest_name
 
 Arguments = Mapping[str, object]

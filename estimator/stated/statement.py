@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     MAX_COUNT,
     Offload,
     Precision,

@@ -5,8 +5,8 @@ This package needs the extra ``estimator``.
 
 from importlib.util import find_spec
 
-from tessera.formulation.errors import Unavailable
-from tessera.formulation.release import install_hint
+from tessera.formulation.base.errors import Unavailable
+from tessera.formulation.base.release import install_hint
 
 if missing := [name for name in ("jax", "equinox") if find_spec(name) is None]:
     raise Unavailable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tessera.formulation.access import AuditedCall, Role
+from tessera.formulation.base.access import AuditedCall, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

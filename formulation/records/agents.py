@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.network.outcome import NetworkDecision
+from tessera.formulation.answer.network.outcome import NetworkDecision
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.exit_reasons import ExitReason
 from tessera.formulation.records.jobs import AllocationRecord, JobSpec, RestartTimes
 
 VALIDATION: Final = "validation"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers
-from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.values import GpuType
+from tessera.formulation.base.values import GpuType
+from tessera.formulation.job.runtime_offers import NO_OFFERS, AgentOffers
+from tessera.formulation.state.topologies.described import DescribedTopology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

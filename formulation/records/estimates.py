@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tessera.formulation.demand import Capacity
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, check_fits
-from tessera.formulation.launch import TuningSpace
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.network.traffic import CellTraffic
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import (
+    ESTIMATE_SOURCES,
+    Cell,
+    EstimateSource,
+    GpuType,
+    Workload,
+)
+from tessera.formulation.job.execution_plan import ExecutionPlan, check_fits
+from tessera.formulation.job.launch import TuningSpace
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.techniques import PlanLimits
+from tessera.formulation.state.demand import Capacity
+from tessera.formulation.state.traffic import CellTraffic
 
 BEST_PLAN_NOTE: Final = "by the best plan known"
 """The provenance of users' estimates that got their execution plan from the service."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from tessera.formulation.explanations.records import Explanation
+from tessera.formulation.answer.explanations.records import Explanation
 from tessera.formulation.records.jobs import JobRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import JobRound
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
 
 START: Final = "start"
 FINISH: Final = "finish"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tessera.formulation.arrays import ArrayMember
-from tessera.formulation.dependencies import Dependency, DependencyRecord
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.reasons import Reason
+from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, Workload
+from tessera.formulation.job.arrays import ArrayMember
+from tessera.formulation.job.dependencies import Dependency, DependencyRecord
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.launch import DEFAULT_LAUNCH, LaunchSpec
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import Reason
+from tessera.formulation.job.runtimes import PROFILER, implied_runtime
+from tessera.formulation.job.techniques import Technique
 from tessera.formulation.records.forecasts import JobForecast
-from tessera.formulation.runtimes import PROFILER, implied_runtime
-from tessera.formulation.techniques import Technique
-from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class JobSpec:
     avoid_nodes: tuple[str, ...] = ()
     allowed_gpu_types: tuple[str, ...] = ()  # the GPU types that it may run on; empty for all
     node_selector: str = ""
-    """The requirements on the labels of its nodes (``formulation.selectors``). "" for none."""
+    """The requirements on the labels of its nodes (``formulation.base.selectors``). "" for none."""
     preferred_labels: str = ""
     """A selector whose nodes it prefers among equal placements. "" for none."""
     longest_run_s: float = math.inf

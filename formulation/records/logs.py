@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tessera.formulation.lifecycle import TERMINAL, JobState
+from tessera.formulation.job.lifecycle import TERMINAL, JobState
 
 MAX_READ_BYTES: Final = 256 * 1024
 """Largest number of bytes in the answer to a request for output."""

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.moments import format_rfc3339
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.moments import format_rfc3339
 
 LONGEST_S = 366 * 86_400.0
 """The longest window of a reservation. A longer one is a quota."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tessera.formulation.decisions import CHANGES_GPUS, Decision
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
-from tessera.formulation.network.outcome import NetworkOutcome
-from tessera.formulation.proofs import NO_PROOF, RoundProof
-from tessera.formulation.reasons import Reason
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.answer.network.outcome import NetworkOutcome
+from tessera.formulation.answer.proofs import NO_PROOF, RoundProof
+from tessera.formulation.job.reasons import Reason
 from tessera.formulation.records.jobs import AllocationRecord
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.state.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
+from tessera.formulation.state.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

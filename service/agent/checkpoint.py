@@ -6,7 +6,7 @@ holds ``lock``, ``fence.json`` (the newest job of the name and its newest genera
 and ``checkpoint.json``.
 
 The jobs' processes import this module, so it stays light. This is why its error is defined outside
-of ``tessera.formulation.errors``.
+of ``tessera.formulation.base.errors``.
 """
 
 from __future__ import annotations

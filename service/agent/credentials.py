@@ -22,8 +22,8 @@ from tessera.client import (
     check_files,
     open_async_channel,
 )
-from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.release import install_hint
+from tessera.formulation.base.errors import InvalidInput, Unavailable
+from tessera.formulation.base.release import install_hint
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.files import (
     make_private,

@@ -8,8 +8,8 @@ from typing import Any, Final
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.launch import LaunchSpec, SecretVariable
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.launch import LaunchSpec, SecretVariable
 from tessera.service.agent.isolation import UnsuitableNode
 from tessera.v1 import agents_pb2 as pb
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.launch import SecretVariable
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.launch import SecretVariable
 from tessera.service.agent.files import (
     make_private,
     read_start,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.exit_reasons import ExitReason
 from tessera.service.agent.gangs import LIVE_PHASES, GangKey, devices_of, key_of
 from tessera.service.agent.isolation import UnfitNode, UnsuitableNode
 from tessera.service.agent.runtimes.protocol import MemberHandle, Progress

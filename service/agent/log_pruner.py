@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.base.clock import SystemClock
 from tessera.service.agent.gangs import key_of
 from tessera.service.agent.logs import prune_logs
 from tessera.v1 import agents_pb2 as pb

@@ -10,10 +10,10 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.logs import begin_ids, make_handler
-from tessera.formulation.runtime_offers import NO_OFFERS
-from tessera.formulation.runtimes import DEFAULT_RUNTIME
+from tessera.formulation.base.errors import InvalidInput, TesseraError
+from tessera.formulation.base.logs import begin_ids, make_handler
+from tessera.formulation.job.runtime_offers import NO_OFFERS
+from tessera.formulation.job.runtimes import DEFAULT_RUNTIME
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.hardware import command as health
 from tessera.service.agent.hardware.monitor import start_monitor

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tessera.formulation.secrets import hide_secrets
+from tessera.formulation.base.secrets import hide_secrets
 from tessera.service.agent.files import (
     open_private,
     read_json,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from tessera.client import ChannelSettings
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.documents import NODE_LIST, NotJson, read_json
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.logs import LOG_FORMATS
-from tessera.formulation.release import install_hint, installed_version
-from tessera.formulation.selectors import require_node_labels
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.documents import NODE_LIST, NotJson, read_json
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.logs import LOG_FORMATS
+from tessera.formulation.base.release import install_hint, installed_version
+from tessera.formulation.base.selectors import require_node_labels
 from tessera.service.agent.credentials import (
     Credentials,
     EnrolledCredentials,
@@ -393,7 +393,7 @@ def _counted(
 
 
 def make_runtimes(options: argparse.Namespace, config: AgentConfig) -> dict[str, Runtime]:
-    """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
+    """Return the agent's runtimes by name, as in ``formulation.job.runtimes``. Raises InvalidInput."""
     return program_options.make_runtimes(
         options,
         servers=config.servers,

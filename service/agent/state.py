@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote
 from uuid import uuid4
 
-from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.base.errors import InvalidInput, NotAllowed
 from tessera.service.agent.files import (
     PASSAGE,
     change_mode,

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from tessera.client import ChannelRefused, open_async_channel
-from tessera.formulation.errors import NotAllowed, Unavailable
-from tessera.formulation.runtime_offers import AgentOffers
+from tessera.formulation.base.errors import NotAllowed, Unavailable
+from tessera.formulation.job.runtime_offers import AgentOffers
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
 from tessera.service.agent.hardware.monitor import Report

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.network.tags import TagSettings
-from tessera.formulation.runtimes import DEFAULT_RUNTIME, RUNTIMES
+from tessera.formulation.answer.network.tags import TagSettings
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput, TesseraError
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from tessera.service.agent.gangs import LIVE_PHASES, GangKey, key_of, nodes_of, to_seconds
 from tessera.service.agent.local_gangs import (
     LocalGang,

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent.files import write_text
 
 VALID_DAYS: Final = 3650

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 
-from tessera.formulation.release import install_hint
+from tessera.formulation.base.release import install_hint
 
 NEEDED = ("google.rpc", "grpc_status", "rich", "typer", "yaml")
 """Modules that every command of the client imports."""

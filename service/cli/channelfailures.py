@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from tessera.client import CallError, ChannelSettings, Unavailable
-from tessera.formulation.secrets import hide_secrets
+from tessera.formulation.base.secrets import hide_secrets
 
 PROBE_S: Final = 2.0
 """Seconds that a server may take to begin TLS, when the command line asks whether it does."""

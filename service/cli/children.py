@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent.files import make_private, open_private
 
 TAIL_CHARS: Final = 2000

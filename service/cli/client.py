@@ -22,8 +22,8 @@ from tessera.client import (
     Unavailable,
     find_settings,
 )
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.secrets import hide_secrets
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.secrets import hide_secrets
 from tessera.service.cli.channelfailures import advise_caller, explain_channel
 
 RETRY_S: Final = 2.0
@@ -84,7 +84,7 @@ def connect(server: str, settings: ChannelSettings | None = None) -> Iterator[Cl
 
 
 def _renew_login(address: str, login: Login) -> Login:
-    from tessera.service.cli.renewal import renew_login  # noqa: PLC0415 - HTTP starts slowly
+    from tessera.service.cli.access.renewal import renew_login  # noqa: PLC0415 - HTTP starts slowly
 
     return renew_login(address, login)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 
 from tessera.client import Client
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.base.errors import TesseraError
 from tessera.service.cli.client import connect
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2

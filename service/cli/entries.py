@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from tessera.estimator.schemas import (
+from tessera.estimator.files.schemas import (
     Entry,
     converted_by,
     describe_value,
@@ -16,7 +16,7 @@ from tessera.estimator.schemas import (
     number_between,
 )
 from tessera.formulation import limits
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.yamlfile import text_of
 

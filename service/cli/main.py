@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tessera.formulation.errors import InvalidInput, NotFound, TesseraError, Unavailable
-from tessera.formulation.release import install_hint, installed_version
-from tessera.formulation.secrets import HIDDEN, hide_secrets
+from tessera.formulation.base.errors import InvalidInput, NotFound, TesseraError, Unavailable
+from tessera.formulation.base.release import install_hint, installed_version
+from tessera.formulation.base.secrets import HIDDEN, hide_secrets
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.render import print_error, print_line
 
@@ -43,28 +43,28 @@ class DeferredCommand:
 
 
 CLIENT_MODULES: Final = {
-    "tessera.service.cli.jobs": ("submit", "jobs", "job"),
-    "tessera.service.cli.queue": ("queue", "top"),
-    "tessera.service.cli.explain": ("explain",),
-    "tessera.service.cli.whatif": ("whatif",),
-    "tessera.service.cli.curves": ("curve",),
-    "tessera.service.cli.logs": ("logs",),
-    "tessera.service.cli.jobchanges": ("update", "cancel", "hold", "release"),
-    "tessera.service.cli.rounds": ("round", "rounds", "replay"),
-    "tessera.service.cli.policies": ("policy",),
-    "tessera.service.cli.networks": ("network",),
-    "tessera.service.cli.clusters": ("cluster",),
-    "tessera.service.cli.nodes": ("nodes",),
-    "tessera.service.cli.drains": ("drain", "undrain"),
-    "tessera.service.cli.tenants": ("tenants",),
-    "tessera.service.cli.usage": ("usage",),
-    "tessera.service.cli.webhooks": ("webhooks",),
-    "tessera.service.cli.reservations": ("reserve",),
-    "tessera.service.cli.cells": ("cells",),
-    "tessera.service.cli.models": ("models",),
-    "tessera.service.cli.access": ("token", "join-token", "certificate", "audit"),
-    "tessera.service.cli.doctor": ("doctor",),
-    "tessera.service.cli.configprint": ("config",),
+    "tessera.service.cli.jobs.jobs": ("submit", "jobs", "job"),
+    "tessera.service.cli.jobs.queue": ("queue", "top"),
+    "tessera.service.cli.jobs.explain": ("explain",),
+    "tessera.service.cli.rounds.whatif": ("whatif",),
+    "tessera.service.cli.estimates.curves": ("curve",),
+    "tessera.service.cli.jobs.logs": ("logs",),
+    "tessera.service.cli.jobs.jobchanges": ("update", "cancel", "hold", "release"),
+    "tessera.service.cli.rounds.rounds": ("round", "rounds", "replay"),
+    "tessera.service.cli.rounds.policies": ("policy",),
+    "tessera.service.cli.clusters.networks": ("network",),
+    "tessera.service.cli.clusters.clusters": ("cluster",),
+    "tessera.service.cli.clusters.nodes": ("nodes",),
+    "tessera.service.cli.clusters.drains": ("drain", "undrain"),
+    "tessera.service.cli.clusters.tenants": ("tenants",),
+    "tessera.service.cli.clusters.usage": ("usage",),
+    "tessera.service.cli.clusters.webhooks": ("webhooks",),
+    "tessera.service.cli.clusters.reservations": ("reserve",),
+    "tessera.service.cli.estimates.cells": ("cells",),
+    "tessera.service.cli.estimates.models": ("models",),
+    "tessera.service.cli.access.access": ("token", "join-token", "certificate", "audit"),
+    "tessera.service.cli.servers.doctor": ("doctor",),
+    "tessera.service.cli.servers.configprint": ("config",),
 }
 """The modules of the client's commands, with the names of the commands that each of them adds.
 
@@ -78,49 +78,49 @@ _CLIENT: Final = {
 
 _BUILT_IN: Final = {
     "login": DeferredCommand(
-        "tessera.service.cli.login:add_commands",
+        "tessera.service.cli.access.login:add_commands",
         "Log in to a server, with a code that you confirm in a browser on any device.",
         "Access",
         "client",
     ),
     "logout": DeferredCommand(
-        "tessera.service.cli.login:add_commands",
+        "tessera.service.cli.access.login:add_commands",
         "Forget the login at a server.",
         "Access",
         "client",
     ),
     "whoami": DeferredCommand(
-        "tessera.service.cli.login:add_commands",
+        "tessera.service.cli.access.login:add_commands",
         "Show who you are to a server: your name, role, tenants and clusters.",
         "Access",
         "client",
     ),
     "import": DeferredCommand(
-        "tessera.service.cli.importing:add_commands",
+        "tessera.service.cli.simulation.importing:add_commands",
         "Import estimates of workloads, or the jobs of a trace.",
         "Clusters",
         "estimates",
     ),
     "topology": DeferredCommand(
-        "tessera.service.cli.topology:add_commands",
+        "tessera.service.cli.clusters.topology:add_commands",
         "Show, describe or delete the network of a cluster.",
         "Clusters",
         "estimates",
     ),
     "estimate": DeferredCommand(
-        "tessera.service.cli.estimate:add_commands",
+        "tessera.service.cli.estimates.estimate:add_commands",
         "Estimate how fast a model trains on GPUs, with or without a server.",
         "Estimates",
         "estimates",
     ),
     "profile": DeferredCommand(
-        "tessera.service.cli.profile:add_commands",
+        "tessera.service.cli.estimates.profile:add_commands",
         "Measure a model's layers, or collectives, on this machine.",
         "Estimates",
         "estimator",
     ),
     "solve": DeferredCommand(
-        "tessera.service.cli.solve:add_commands",
+        "tessera.service.cli.rounds.solve:add_commands",
         "Solve a saved snapshot on this machine, without a server.",
         "Rounds",
     ),
@@ -130,32 +130,33 @@ _BUILT_IN: Final = {
         "Simulation",
     ),
     "simulate": DeferredCommand(
-        "tessera.service.cli.simulate.command:add_commands",
+        "tessera.service.cli.simulation.command:add_commands",
         "Simulate a trace of jobs under one or more policies and compare them. Needs no server.",
         "Simulation",
     ),
     "up": DeferredCommand(
-        "tessera.service.cli.up.command:add_commands",
+        "tessera.service.cli.servers.up.command:add_commands",
         "Start a database, a server and agents on this machine.",
     ),
-    "serve": DeferredCommand("tessera.service.cli.serve:add_commands", "Run a server."),
+    "serve": DeferredCommand("tessera.service.cli.servers.serve:add_commands", "Run a server."),
     "agent": DeferredCommand(
-        "tessera.service.cli.serve:add_commands", "Run an agent on a GPU node."
+        "tessera.service.cli.servers.serve:add_commands", "Run an agent on a GPU node."
     ),
     "ca": DeferredCommand(
-        "tessera.service.cli.authority:add_commands",
+        "tessera.service.cli.access.authority:add_commands",
         "Make and replace the certificates of a server and its authority.",
         extra="secure",
     ),
     "migrate": DeferredCommand(
-        "tessera.service.cli.database:add_commands", "Upgrade the database schema to this release."
+        "tessera.service.cli.servers.database:add_commands",
+        "Upgrade the database schema to this release.",
     ),
     "prune": DeferredCommand(
-        "tessera.service.cli.database:add_commands",
+        "tessera.service.cli.servers.database:add_commands",
         "Delete old request ids, rounds, ended jobs and history from the database.",
     ),
     "db": DeferredCommand(
-        "tessera.service.cli.database:add_commands",
+        "tessera.service.cli.servers.database:add_commands",
         "Show the database's address, or create the first administrator's token in it.",
     ),
 }

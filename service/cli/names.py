@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 ANY_TYPE: Final = "any"
 """The key in a tenant's quotas that stands for GPUs of any type."""

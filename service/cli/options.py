@@ -13,10 +13,10 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.estimator.userfiles import read_text
+from tessera.estimator.files.userfiles import read_text
 from tessera.formulation import limits
-from tessera.formulation.documents import STATED_PLAN
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.documents import STATED_PLAN
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service import durations
 from tessera.service.cli.completion import complete_jobs, complete_nodes, complete_rounds
 

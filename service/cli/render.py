@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tessera.formulation.secrets import hide_secrets
+from tessera.formulation.base.secrets import hide_secrets
 from tessera.service.cli.options import Output
 from tessera.service.cli.terminal import make_cell, make_visible, print_long
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from tessera.estimator import userfiles
-from tessera.estimator.documents import read_yaml
-from tessera.estimator.documents import text_of as text_of
-from tessera.formulation.documents import CLUSTER_FILE, DocumentLimits
+from tessera.estimator.files import userfiles
+from tessera.estimator.files.documents import read_yaml
+from tessera.estimator.files.documents import text_of as text_of
+from tessera.formulation.base.documents import CLUSTER_FILE, DocumentLimits
 
 STDIN: Final = "-"
 

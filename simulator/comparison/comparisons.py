@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera.formulation.tables import Bools
+from tessera.formulation.base.tables import Bools
 from tessera.simulator.comparison.policies import is_ours
 from tessera.simulator.comparison.runs import FinishedRun, WorkloadBounds
 from tessera.simulator.completion_bound import CompletionBound

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import DpMemory
-from tessera.formulation.values import Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
+from tessera.formulation.state.information import DpMemory
 
 GIB = 2**30
 DP_MEMORY: Final = ("arena", "dp_memory.csv")

@@ -7,17 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.plugins import is_reference
+from tessera.formulation.round.parameters import PARAMETERS_FIELD
+from tessera.formulation.round.policy import DEFAULT_OBJECTIVE
+from tessera.formulation.state.information import (
     Information,
     all_estimates,
     data_parallel,
     searched_optimum,
     single_gpu,
 )
-from tessera.formulation.parameters import PARAMETERS_FIELD
-from tessera.formulation.plugins import is_reference
-from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.information import DP_MEMORY, read_dp_memory
 from tessera.simulator.data import require_data_file
 from tessera.solvers.plugins import load_objectives, load_scheduler, module_files

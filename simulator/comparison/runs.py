@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.bounds import throughput_bound
 from tessera.simulator.comparison.policies import information_of, options_of, plugin_files
 from tessera.simulator.comparison.workload import (

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats
 from tessera.formulation.records.forecasts import EVENTS, FINISH, START
-from tessera.formulation.spreads import PastSpread, Spread
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.records.spreads import PastSpread, Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

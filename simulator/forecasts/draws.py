@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
+from tessera.formulation.base.tables import Floats, Ints, array_columns
+from tessera.formulation.base.values import EstimateSource, Workload
 from tessera.formulation.records.forecasts import Submission
-from tessera.formulation.snapshot import Jobs, Snapshot
-from tessera.formulation.tables import Floats, Ints, array_columns
-from tessera.formulation.values import EstimateSource, Workload
+from tessera.formulation.state.snapshot import Jobs, Snapshot
 
 SD_OF_SOURCE: Final = {
     EstimateSource.MEASURED: 0.03,

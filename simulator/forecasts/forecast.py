@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.dependencies import CONDITIONS, Condition
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.answer.unknown_rates import assume_rates, has_unknown_rate
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.dependencies import CONDITIONS, Condition
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Band, JobForecast
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.spreads import ClusterForecast, Spread
-from tessera.formulation.tables import Bools, Floats
-from tessera.formulation.unknown_rates import assume_rates, has_unknown_rate
+from tessera.formulation.records.spreads import ClusterForecast, Spread
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.forecasts.calibration import Correction
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.future import FutureTimes, follow_future

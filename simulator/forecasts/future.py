@@ -15,13 +15,18 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cells import build_cells
-from tessera.formulation.decayed_use import Stint, UseMeter
-from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.dependencies import CONDITIONS, Condition
-from tessera.formulation.given_demand import demands_of_cells
-from tessera.formulation.last_round import (
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.answer.placement import current_gangs
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
+from tessera.formulation.base.values import BEST_FOUND, CellKey, Hold
+from tessera.formulation.job.dependencies import CONDITIONS, Condition
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.cells import build_cells
+from tessera.formulation.state.decayed_use import Stint, UseMeter
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.given_demand import demands_of_cells
+from tessera.formulation.state.last_round import (
     NO_SEGMENTS,
     PlannedNodes,
     PlannedStarts,
@@ -30,10 +35,7 @@ from tessera.formulation.last_round import (
     StartPlan,
     keep_starts,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.placement import current_gangs
-from tessera.formulation.snapshot import (
+from tessera.formulation.state.snapshot import (
     NO_DEPENDENCIES,
     STATE_CODE,
     WITHOUT_CELL,
@@ -41,8 +43,6 @@ from tessera.formulation.snapshot import (
     Jobs,
     Snapshot,
 )
-from tessera.formulation.tables import Bools, Floats, Ints, array_columns
-from tessera.formulation.values import BEST_FOUND, CellKey, Hold
 from tessera.simulator.forecasts.draws import Draw
 from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.measured_times import MEASURED_ITERATIONS, with_measured_time

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.plan import NetworkPlan
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from zlib import crc32
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.fluid import contending_groups, simulate_fluid
 
 MAX_REMEMBERED_JOBS = 12

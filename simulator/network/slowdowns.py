@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, demand_of, join_parts
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.network.contention import Contention, demand_of, join_parts
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.placement import Gang
 from tessera.simulator.network.planning import PlanCounter
 from tessera.simulator.network.rates import GroupRates
 from tessera.simulator.store.gpus import AllocationChange

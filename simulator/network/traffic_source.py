@@ -12,15 +12,15 @@ from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.models import known_models
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.flows import NetworkJob, build_contention
-from tessera.formulation.network.measured import correct_times
-from tessera.formulation.network.traffic import Traffic
-from tessera.formulation.placement import Gang
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.topology import Topology
-from tessera.formulation.values import BEST_FOUND, Cell, Workload
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention
+from tessera.formulation.answer.network.measured import correct_times
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, Cell, Workload
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.topology import Topology
+from tessera.formulation.state.traffic import Traffic
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store.gpus import AllocationChange
 from tessera.simulator.store.memory import MemoryStore

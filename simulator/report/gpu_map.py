@@ -9,7 +9,7 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.report.lines import time_unit
 from tessera.simulator.report.model import Plot, format_value
 from tessera.simulator.report.style import LIGHT, new_drawing

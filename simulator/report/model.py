@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure as Drawing
 
-from tessera.formulation.release import installed_version
+from tessera.formulation.base.release import installed_version
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.provenance import measured_commit
 

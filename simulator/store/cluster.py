@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
-from tessera.formulation.snapshot import Nodes
-from tessera.formulation.tenants import Quotas, Tenants
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.hierarchy import lines_of_tenants
+from tessera.formulation.state.reserved import Entitlements, Reservations, ReservedNodes
+from tessera.formulation.state.snapshot import Nodes
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.store.names import Names
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tessera.formulation.given_demand import demands_of_cells
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.base.values import PROFILING, CellKey, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import Estimates, Nodes
-from tessera.formulation.tables import Bools
-from tessera.formulation.values import PROFILING, CellKey, EstimateSource, Workload
+from tessera.formulation.state.given_demand import demands_of_cells
+from tessera.formulation.state.snapshot import Estimates, Nodes
 from tessera.simulator.measured_times import find_shapes, with_measured_time
 from tessera.simulator.store.names import Names
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import Allocations, Nodes
-from tessera.formulation.tables import Ints
-from tessera.formulation.values import NO_CELL, CellKey, Hold
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.base.values import NO_CELL, CellKey, Hold
+from tessera.formulation.state.snapshot import Allocations, Nodes
 
 
 class InvariantBroken(AssertionError):

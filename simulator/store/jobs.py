@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.formulation.decayed_use import Stint
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
+from tessera.formulation.base.values import CellKey
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import STATE_CODE, WITHOUT_CELL, Dependencies, Jobs
-from tessera.formulation.tables import Bools, Floats, Ints, array_columns
-from tessera.formulation.values import CellKey
+from tessera.formulation.state.decayed_use import Stint
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import STATE_CODE, WITHOUT_CELL, Dependencies, Jobs
 from tessera.simulator.scenario import EPOCH_S
 from tessera.simulator.store.names import Names
 from tessera.simulator.store.waiting import WaitingJobs, number_limited_arrays

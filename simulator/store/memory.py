@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.decayed_use import NO_DECAYED_USE, DecayedUse, UseMeter
-from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import (
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.round.starts.planner import MOVED_BY_PRIORITY
+from tessera.formulation.state.decayed_use import NO_DECAYED_USE, DecayedUse, UseMeter
+from tessera.formulation.state.last_round import (
     NO_PLANNED_NODES,
     NO_PLANNED_STARTS,
     NO_PRICES,
@@ -21,12 +26,7 @@ from tessera.formulation.last_round import (
     StartPlan,
     keep_starts,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import STATE_CODE, Snapshot
-from tessera.formulation.starts.planner import MOVED_BY_PRIORITY
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.state.snapshot import STATE_CODE, Snapshot
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.store.cluster import nodes_of, quotas_of, reservations_of, tenants_of

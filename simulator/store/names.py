@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tessera.formulation.plan_tables import PlanKinds
+from tessera.formulation.base.values import Cell, CellKey, GpuType, Workload
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, CellKey, GpuType, Workload
+from tessera.formulation.state.plan_tables import PlanKinds
 from tessera.simulator.scenario import Scenario
 
 

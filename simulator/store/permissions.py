@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera.formulation.permissions import (
+from tessera.formulation.base.selectors import stored_selector
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.state.permissions import (
     AllowedGpuTypes,
     AvoidedNodes,
     Selectors,
     UnmatchedNodes,
     tabulate_selectors,
 )
-from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.selectors import stored_selector
-from tessera.formulation.snapshot import Nodes
-from tessera.formulation.tables import Ints
+from tessera.formulation.state.snapshot import Nodes
 
 
 def avoids_of(specs: Sequence[JobSpec], nodes: Nodes) -> AvoidedNodes:

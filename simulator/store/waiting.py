@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.dependencies import CONDITIONS, Condition, find_circle
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.dependencies import CONDITIONS, Condition, find_circle
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Dependencies
-from tessera.formulation.tables import Ints
+from tessera.formulation.state.snapshot import Dependencies
 
 
 class WaitingJobs:

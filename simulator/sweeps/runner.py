@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.provenance import measured_commit
 from tessera.simulator.sweeps.local import run_each
 from tessera.simulator.sweeps.tasks import Task, TaskOutcome, TasksFailed, code_digest

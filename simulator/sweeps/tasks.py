@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.base.errors import InvalidInput, TesseraError
 from tessera.simulator.provenance import ROOT
 
 PACKAGES: Final = (

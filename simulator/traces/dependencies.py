@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
-from tessera.formulation.dependencies import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.dependencies import (
     CONDITIONS,
     MAX_DEPENDENCIES,
     Condition,
     Dependency,
     find_circle,
 )
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.simulator.traces.csvfile import NAME, CsvRow
 

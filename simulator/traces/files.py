@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.estimator.userfiles import read_bytes, to_text
+from tessera.estimator.files.userfiles import read_bytes, to_text
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import morphling
 from tessera.simulator.traces.csvfile import header_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tessera.estimator.userfiles import read_bytes, to_text
+from tessera.estimator.files.userfiles import read_bytes, to_text
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.simulator.traces.csvfile import NAME, CsvRow, Mistakes, parse_rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
 from tessera.simulator.traces.redraw import parameter_count

@@ -6,11 +6,17 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from tessera.estimator.userfiles import read_bytes, to_text
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import check_fits, read_execution_plan
+from tessera.estimator.files.userfiles import read_bytes, to_text
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import (
+    BEST_FOUND,
+    ESTIMATE_SOURCES,
+    Cell,
+    EstimateSource,
+    Workload,
+)
+from tessera.formulation.job.execution_plan import check_fits, read_execution_plan
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import BEST_FOUND, ESTIMATE_SOURCES, Cell, EstimateSource, Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, parse_rows
 
 REQUIRED = (

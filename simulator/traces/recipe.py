@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.simulator.traces import shaping
 from tessera.simulator.traces.redraw import (

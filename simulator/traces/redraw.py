@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
 from tessera.simulator.traces.speeds import Speeds
 from tessera.simulator.traces.trace import PLAN_LABEL, Arrival, DurationJob
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType
 from tessera.simulator.traces.dependencies import drop_absent_dependencies
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds
 from tessera.simulator.traces.trace import Arrival, DurationJob

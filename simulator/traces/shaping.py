@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.tables import Floats
 from tessera.simulator.traces.dependencies import drop_absent_dependencies
 from tessera.simulator.traces.speeds import Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival

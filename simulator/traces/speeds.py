@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Workload
 from tessera.simulator.traces.trace import Arrival
 
 Cell = tuple[str, int]

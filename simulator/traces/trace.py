@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from tessera.estimator.userfiles import read_bytes, to_text
-from tessera.formulation.dependencies import Dependency
-from tessera.formulation.errors import InvalidInput
+from tessera.estimator.files.userfiles import read_bytes, to_text
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.dependencies import Dependency
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, header_of, parse_rows
 from tessera.simulator.traces.dependencies import (
     AFTER_COLUMN,

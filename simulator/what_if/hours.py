@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.answer.unknown_rates import assume_rates
+from tessera.formulation.base.tables import Bools, Floats
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Band
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.spreads import Spread
-from tessera.formulation.tables import Bools, Floats
-from tessera.formulation.unknown_rates import assume_rates
-from tessera.formulation.what_if.records import HoursDifference, JobHours, PairedFigure
+from tessera.formulation.records.spreads import Spread
+from tessera.formulation.records.what_if import HoursDifference, JobHours, PairedFigure
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.forecasts.calibration import Correction
 from tessera.simulator.forecasts.draws import Draw, History, draw_facts
 from tessera.simulator.forecasts.forecast import make_band

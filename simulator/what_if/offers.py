@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.what_if.records import JobEffect, JobOffer, RoundDifference
+from tessera.formulation.records.what_if import JobEffect, JobOffer, RoundDifference
 from tessera.simulator.what_if.rounds import RATE_TOLERANCE, DecidedRound
 
 

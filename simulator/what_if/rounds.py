@@ -8,19 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cell_cache import cached_cells
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.rates import effective_weight, unit_rate
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats
-from tessera.formulation.unknown_rates import assume_rates
-from tessera.formulation.what_if.records import (
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.unknown_rates import assume_rates
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.records.what_if import (
     ClusterOutlook,
     JobDifference,
     JobEffect,
     JobOutlook,
     RoundDifference,
 )
+from tessera.formulation.round.rates import effective_weight, unit_rate
+from tessera.formulation.state.cell_cache import cached_cells
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 

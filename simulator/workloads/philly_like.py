@@ -11,10 +11,10 @@ import numpy as np
 from numpy.random import Generator
 
 from tessera.estimator.samples import sample_profiles
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.tables import Floats
-from tessera.formulation.values import Workload
 from tessera.simulator.traces.trace import Arrival
 
 DAY_S = 86_400.0

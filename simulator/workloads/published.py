@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.estimator.samples import sample_profiles
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import hardware_of, preset_cluster

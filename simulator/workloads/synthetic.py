@@ -21,11 +21,11 @@ from typing import Final, Literal
 import numpy as np
 from numpy.random import Generator
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.tables import Floats
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import (

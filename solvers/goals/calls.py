@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import RecordedAnswer, Solution
+from tessera.formulation.answer.solution import RecordedAnswer, Solution
+from tessera.formulation.round.problem import Problem
 from tessera.solvers.base import Budget, Solver
 
 CALLS_KEY: Final = "calls"

@@ -12,18 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.goals import Levels
-from tessera.formulation.problem import Problem, reduce_by_job
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.solvers.answers import (
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.goals import Levels
+from tessera.formulation.round.problem import Problem, reduce_by_job
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import (
     find_unrunnable,
     fits_alone,
     is_answer,
     objective_of,
     trivial_bound,
 )
-from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.pricing import Pricing
+from tessera.solvers.exact.waiting_columns import read_back_choice
 from tessera.solvers.goals.calls import Calls
 from tessera.solvers.goals.rows import (
     Limit,
@@ -32,8 +34,6 @@ from tessera.solvers.goals.rows import (
     levels_of,
     restrict_columns,
 )
-from tessera.solvers.pricing import Pricing
-from tessera.solvers.waiting_columns import read_back_choice
 
 PRICES_TIME_SHARE: Final = 0.5
 """Share of the goal's remaining time that the shadow prices may take in one try."""

@@ -9,15 +9,16 @@ from itertools import zip_longest
 
 import numpy as np
 
-from tessera.formulation.certificates import Certificate
-from tessera.formulation.check import find_violations
-from tessera.formulation.goals import Goal, GoalResult, Levels, Linear
-from tessera.formulation.problem import Problem
-from tessera.formulation.proofs import BY_LEVELS, GoalProof, RoundProof
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, replace_goal_values
-from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import (
+from tessera.formulation.answer.certificates import Certificate
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.proofs import BY_LEVELS, GoalProof, RoundProof
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.goals import Goal, GoalResult, Levels, Linear
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement, replace_goal_values
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import (
     is_answer,
     make_solution,
     objective_of,
@@ -25,7 +26,6 @@ from tessera.solvers.answers import (
     trivial_bound,
     without_answer,
 )
-from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals.calls import Calls
 from tessera.solvers.goals.levels import (
     excludes_nothing,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.draft import RowUse
-from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.problem import (
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.draft import RowUse
+from tessera.formulation.round.goals import Levels, Linear
+from tessera.formulation.round.problem import (
     MAX_TOTAL,
     CouplingRow,
     Problem,
@@ -18,7 +19,6 @@ from tessera.formulation.problem import (
     reduce_by_job,
     restrict_problem,
 )
-from tessera.formulation.tables import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

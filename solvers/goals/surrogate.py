@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.goals import Goal, Levels
-from tessera.formulation.problem import MAX_TOTAL, Problem, scale_values
-from tessera.formulation.statement import Statement
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.round.goals import Goal, Levels
+from tessera.formulation.round.problem import MAX_TOTAL, Problem, scale_values
+from tessera.formulation.round.statement import Statement
 from tessera.solvers.goals.rows import jobs_that_count
 
 LATER_GOAL_WEIGHT: Final = 1e-3

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 OPEN, LEAF, INNER = 0, 1, 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 PRICE, SAMPLES, SLOT, CORNER, BELOW = range(5)

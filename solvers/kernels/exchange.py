@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 

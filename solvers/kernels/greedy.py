@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 FREE_STEP = 1e-9

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.solvers.kernels.jit import compile_lazily
 
 MOST_PIVOTS = 2000

@@ -1,6 +1,6 @@
 """The compiled loops of first fits: one job's schedule at a time on the slots that others leave.
 
-The rules are those of ``tessera.formulation.lookahead``: an option trains ``rate`` times the
+The rules are those of ``tessera.formulation.round.lookahead``: an option trains ``rate`` times the
 seconds of a slot before the deadline, each start costs samples, and an option that stays goes on
 from now without a break. Usage is counted for each resource and slot.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 

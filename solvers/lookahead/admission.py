@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft, do_not_check
-from tessera.formulation.last_round import NO_SEGMENTS
-from tessera.formulation.lookahead import (
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.draft import Draft, do_not_check
+from tessera.formulation.round.lookahead import (
     Lookahead,
     Picks,
     all_trained_samples,
@@ -21,13 +21,13 @@ from tessera.formulation.lookahead import (
     segments_of,
     without_reserve,
 )
-from tessera.formulation.objectives import with_needs
-from tessera.formulation.policy import Policy
-from tessera.formulation.promises import PHYSICAL, PROMISES
-from tessera.formulation.promises.deadlines import deadlines_are_kept
-from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.round.objectives import with_needs
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.promises import PHYSICAL, PROMISES
+from tessera.formulation.round.promises.deadlines import deadlines_are_kept
+from tessera.formulation.round.rates import work_left
+from tessera.formulation.state.last_round import NO_SEGMENTS
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels.slotfit import SlotProblem
 from tessera.solvers.lookahead.firstfit import (

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.lookahead import Picks
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.lookahead import Picks
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.cpsat.solver import solve_while_wanted, solver_of
+from tessera.solvers.exact.cpsat.solver import solve_while_wanted, solver_of
 from tessera.solvers.lookahead.integers import IntegerAdmission
 
 ENDED: Final = (cp_model.OPTIMAL, cp_model.INFEASIBLE)

@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lookahead import (
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.lookahead import (
     WORK_TOLERANCE,
     Lookahead,
     Picks,
     all_trained_samples,
     are_allowed,
 )
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.slotfit import (
     SlotProblem,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.lookahead import WORK_UNITS, Lookahead, Picks
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.lookahead import WORK_UNITS, Lookahead, Picks
 
 _LEAST_SHARE = 1e-4
 """Least work of a job, as a share of its restart cost, so that integers stay small."""

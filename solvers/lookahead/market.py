@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.formulation.lookahead import WORK_TOLERANCE, Lookahead
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges, run_starts
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.tables import Bools, Floats, Ints, concatenate_ranges, run_starts
+from tessera.formulation.round.lookahead import WORK_TOLERANCE, Lookahead
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.slotprices import SlotMarket, price_schedules, trade_by_group
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lookahead import Lookahead, all_trained_samples
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.lookahead import Lookahead, all_trained_samples
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.lookahead.firstfit import SlotSchedules, fit_in
 from tessera.solvers.lookahead.market import (

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.lookahead import Lookahead
-from tessera.formulation.snapshot import Jobs
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.lookahead import Lookahead
+from tessera.formulation.state.last_round import ScheduleSegments
+from tessera.formulation.state.snapshot import Jobs
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.rollout import (
     DRAWS_PER_CHANGE,

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lookahead import Lookahead, Picks
-from tessera.formulation.tables import Bools
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.round.lookahead import Lookahead, Picks
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import exact
 from tessera.solvers.lookahead.firstfit import SlotSchedules, fit_in

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.lookahead import (
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.round.lookahead import (
     WORK_TOLERANCE,
     Lookahead,
     Picks,
@@ -12,7 +13,6 @@ from tessera.formulation.lookahead import (
     are_allowed,
     resource_usage,
 )
-from tessera.formulation.tables import Bools
 from tessera.solvers.base import SolverFailed
 
 

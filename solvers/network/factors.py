@@ -27,9 +27,9 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.linalg import lsqr
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.factors import busiest_neighbors, low_periods, pair_speeds
 

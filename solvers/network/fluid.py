@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels import fluid as kernel
 from tessera.solvers.network.kernels import groups

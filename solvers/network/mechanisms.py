@@ -6,9 +6,9 @@ import importlib
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.errors import InvalidInput
 
 
 class Planner(Protocol):

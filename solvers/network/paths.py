@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.tables import Floats, Ints, concatenate_ranges
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints, concatenate_ranges
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.paths import place_bundles
 

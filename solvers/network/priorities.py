@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 MARGIN = 0.1
 """The amount by which P must differ for two jobs to change places, as a share of the lower P."""

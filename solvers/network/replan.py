@@ -20,11 +20,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.compression import compress_levels

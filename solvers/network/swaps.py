@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.fluid import contending_groups, flop_under_levels
 

@@ -18,9 +18,9 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.tables import Ints, concatenate_ranges, run_starts
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.tables import Ints, concatenate_ranges, run_starts
 from tessera.solvers.network.fluid import flop_under_levels
 from tessera.solvers.network.paths import least_comm_s
 from tessera.solvers.network.swaps import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.plan import NetworkPlan
 from tessera.solvers.network.replan import PlanningOptions, Variant, replan
 
 

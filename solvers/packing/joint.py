@@ -17,17 +17,17 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.packing.shapes import ShapeClasses
-from tessera.formulation.packing.shares import shares_of
-from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem, RowKind, migration_price, placed_value
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import SolveStatus
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.packing.shapes import ShapeClasses
+from tessera.formulation.round.packing.shares import shares_of
+from tessera.formulation.round.problem import Problem, RowKind, migration_price, placed_value
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.exact.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.exact.prices import price_problem
 from tessera.solvers.packing.separate import MAX_LISTED_WAYS, patterns_of
-from tessera.solvers.prices import price_problem
 
 MAX_CORE_COLUMNS: Final = 4000
 """Columns of the largest program. If more could matter, those that lose most are left out."""

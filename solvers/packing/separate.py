@@ -17,10 +17,10 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from tessera.formulation.packing.rows import PackingWeights, amount_of
-from tessera.formulation.packing.shapes import ANY_SHAPE, ShapeClass, ShapeClasses
-from tessera.formulation.packing.shares import Sizes, most_weight, shares_of
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.round.packing.rows import PackingWeights, amount_of
+from tessera.formulation.round.packing.shapes import ANY_SHAPE, ShapeClass, ShapeClasses
+from tessera.formulation.round.packing.shares import Sizes, most_weight, shares_of
 
 MAX_MULTIPLIER: Final = 24
 """Largest weight of a share that is tried. Weights of nodes of 8 GPUs need no more than 8."""

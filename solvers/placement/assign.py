@@ -12,13 +12,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from tessera.formulation.check import score_solution
-from tessera.formulation.last_round import NO_PLANNED_NODES, NO_PLANNED_STARTS
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
+from tessera.formulation.answer.check import score_solution
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.last_round import NO_PLANNED_NODES, NO_PLANNED_STARTS
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.promises import displace_jobs, fall_back
 from tessera.solvers.placement.results import (

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera.formulation.demand import Demand
-from tessera.formulation.given_demand import demands_of_columns
-from tessera.formulation.node_choices import NodeChoices
-from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.problem import Problem, migration_price, placed_value
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.placement import Gang, Placement, current_gangs
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import Problem, migration_price, placed_value
+from tessera.formulation.state.demand import Demand
+from tessera.formulation.state.given_demand import demands_of_columns
+from tessera.formulation.state.node_choices import NodeChoices
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.free import FreeGpus, Spots
 from tessera.solvers.placement.planned import PlannedRoom

@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.demand import Capacity, Demand
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.demand import Capacity, Demand
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.blocks import block_signature, block_waste, carve_share
 
 Spots = tuple[tuple[int, int], ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.board import Board, spots_of
 from tessera.solvers.placement.results import PlacementResult, make_result
 

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.problem import Problem
-from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.rates import work_left
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.free import Spots
 
 _NO_NODES: Final[frozenset[int]] = frozenset()

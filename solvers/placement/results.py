@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tessera.formulation.placement import Placement
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.answer.placement import Placement
+from tessera.formulation.answer.solution import Solution, SolveStatus
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.free import Layout

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import Problem, RowKind
 
 
 class RowSpace:

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.problem import Problem
-from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.rates import work_left
+from tessera.formulation.state.snapshot import Snapshot
 
 _NOTHING: Final[frozenset[int]] = frozenset()
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.formulation.cells import find_narrowest
-from tessera.formulation.decisions import CHANGES_GPUS, Decision
-from tessera.formulation.moments import SAME_S
-from tessera.formulation.pace import to_real_pace
-from tessera.formulation.rates import work_left
-from tessera.formulation.replans import charge_unsaved_training, start_duration_s
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import CellKey
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision
+from tessera.formulation.answer.pace import to_real_pace
+from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.values import CellKey
+from tessera.formulation.round.rates import work_left
+from tessera.formulation.state.cells import find_narrowest
+from tessera.formulation.state.replans import charge_unsaved_training, start_duration_s
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOutcome
 
 _RELATIVE_ROUNDING = 1e-9

@@ -14,22 +14,26 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import Contention, LinkDemand
-from tessera.formulation.network.descriptions import find_met_jobs, routes_of
-from tessera.formulation.network.flows import NetworkJob, Note, build_contention
-from tessera.formulation.network.measured import TrafficMeasurement, correct_bytes, correct_times
-from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.running import RunningJob, observe_traffic, traffic_by_job
-from tessera.formulation.network.tags import TagSettings, assign_tags
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import Contention, LinkDemand
+from tessera.formulation.answer.network.descriptions import find_met_jobs, routes_of
+from tessera.formulation.answer.network.flows import NetworkJob, Note, build_contention
+from tessera.formulation.answer.network.measured import (
+    TrafficMeasurement,
+    correct_bytes,
+    correct_times,
+)
+from tessera.formulation.answer.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.network.running import RunningJob, observe_traffic, traffic_by_job
+from tessera.formulation.answer.network.tags import TagSettings, assign_tags
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.topologies.described import DescribedTopology
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.topology import Topology
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.paths import least_comm_s
 from tessera.solvers.network.replan import PlanningOptions, replan

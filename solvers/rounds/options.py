@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
-from tessera.formulation.policy import Policy
-from tessera.formulation.solution import RecordedAnswer
+from tessera.formulation.answer.solution import RecordedAnswer
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.parameters import PARAMETERS_FIELD, parse_parameters
+from tessera.formulation.round.policy import Policy
 from tessera.solvers.base import Budget, unlimited_time
 
 

@@ -15,31 +15,31 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import find_placement_violations, score_solution
-from tessera.formulation.goals import Levels, Linear
-from tessera.formulation.packing import PackingWeights, ShapeClasses
-from tessera.formulation.packing.shapes import (
+from tessera.formulation.answer.check import find_placement_violations, score_solution
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.goals import Levels, Linear
+from tessera.formulation.round.packing import PackingWeights, ShapeClasses
+from tessera.formulation.round.packing.shapes import (
     ROUNDING,
     ShapeClass,
     node_counts,
     packable_types,
 )
-from tessera.formulation.packing.shares import leaves_gaps
-from tessera.formulation.problem import CouplingRow, Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import replace_goal_values
-from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import is_answer, is_within, make_solution, trivial_bound
+from tessera.formulation.round.packing.shares import leaves_gaps
+from tessera.formulation.round.problem import CouplingRow, Problem
+from tessera.formulation.round.statement import replace_goal_values
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import is_answer, is_within, make_solution, trivial_bound
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.relaxation import solve_relaxation
 from tessera.solvers.goals import SolvedGoals, solve_goals
 from tessera.solvers.goals.rows import levels_of
-from tessera.solvers.greedy import Greedy
 from tessera.solvers.packing import find_weights
 from tessera.solvers.packing.joint import NAME as JOINT
 from tessera.solvers.packing.joint import solve_joint
 from tessera.solvers.placement import PackedShares, PlacementResult
-from tessera.solvers.relaxation import solve_relaxation
 from tessera.solvers.rounds.passes import PASSES_KEY, Passes
 from tessera.solvers.rounds.placement import place_answers
 from tessera.solvers.rounds.widened import state_wide

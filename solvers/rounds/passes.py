@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tessera.formulation.solution import Solution
+from tessera.formulation.answer.solution import Solution
 from tessera.solvers.base import Budget
 
 PASSES_KEY: Final = "packing"

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import score_solution
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import Statement
+from tessera.formulation.answer.check import score_solution
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem, RowKind
+from tessera.formulation.round.statement import Statement
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.goals import SolvedGoals
 from tessera.solvers.placement import PackedShares, PlacementResult, defragment, place
 from tessera.solvers.rounds.promises import had_promise, witness_of

@@ -11,38 +11,38 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.check import (
+from tessera.formulation.answer.check import (
     Violation,
     find_doubly_held,
     find_placement_violations,
     find_violations,
     score_solution,
 )
-from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
-from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
-from tessera.formulation.explanations.starts import tell_starts
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import ScheduleSegments, StartPlan
-from tessera.formulation.law_check import find_law_violations
-from tessera.formulation.lookahead.check import find_schedule_violations
-from tessera.formulation.network.outcome import NetworkOutcome
-from tessera.formulation.network.running import running_after
-from tessera.formulation.packing.validity import find_false_rows
-from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.proofs import NO_PROOF, RoundProof
-from tessera.formulation.reservation_check import find_reservation_violations
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
-from tessera.formulation.starts.planner import with_plan
-from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
-from tessera.solvers.answers import objective_of
+from tessera.formulation.answer.decisions import Decision, DecisionKind, make_decisions
+from tessera.formulation.answer.explain import explain_waiting_jobs, state_fair_shares
+from tessera.formulation.answer.explanations.starts import tell_starts
+from tessera.formulation.answer.law_check import find_law_violations
+from tessera.formulation.answer.lookahead_check import find_schedule_violations
+from tessera.formulation.answer.network.outcome import NetworkOutcome
+from tessera.formulation.answer.network.running import running_after
+from tessera.formulation.answer.packing_check import find_false_rows
+from tessera.formulation.answer.proofs import NO_PROOF, RoundProof
+from tessera.formulation.answer.reservation_check import find_reservation_violations
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.round.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.starts.planner import with_plan
+from tessera.formulation.round.statement import Statement, draft_columns, state_draft, state_round
+from tessera.formulation.state.last_round import ScheduleSegments, StartPlan
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import objective_of
+from tessera.solvers.exact.prices import known_prices
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.lookahead import ADMISSION, admit
 from tessera.solvers.placement import PlacementResult, place, seat_leftover
-from tessera.solvers.prices import known_prices
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.packing import place_so_that_counts_fit

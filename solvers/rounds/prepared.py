@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tessera.formulation.decisions import Decision
-from tessera.formulation.pace import to_real_pace, to_training_pace
-from tessera.formulation.replans import charge_unsaved_training
-from tessera.formulation.reservations import with_reservations
-from tessera.formulation.runnable_plans import offer_runnable_plans
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates
+from tessera.formulation.answer.decisions import Decision
+from tessera.formulation.answer.pace import to_real_pace, to_training_pace
+from tessera.formulation.answer.unknown_rates import assume_rates, without_assumed_rates
+from tessera.formulation.state.replans import charge_unsaved_training
+from tessera.formulation.state.reservations import with_reservations
+from tessera.formulation.state.runnable_plans import offer_runnable_plans
+from tessera.formulation.state.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

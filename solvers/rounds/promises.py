@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement, state_round
-from tessera.formulation.tables import Bools, Ints
-from tessera.solvers.answers import objective_of
-from tessera.solvers.greedy import Greedy
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.problem import Problem, RowKind
+from tessera.formulation.round.promises.launched import is_launched
+from tessera.formulation.round.statement import Statement, state_round
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.solvers.exact.answers import objective_of
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.rounds.work import RoundWork
 
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificate_document import certificate_document
-from tessera.formulation.certificates import Certificate
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidCertificate
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.problem import Problem
-from tessera.formulation.proofs import RoundProof
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.certificate_document import certificate_document
+from tessera.formulation.answer.certificates import Certificate
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.proofs import RoundProof
+from tessera.formulation.base.errors import InvalidCertificate
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.base.values import CellKey
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Ints
-from tessera.formulation.values import CellKey
-from tessera.solvers.answers import is_answer, objective_of
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.answers import is_answer, objective_of
 from tessera.solvers.goals import state_goals
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import restate_round

@@ -6,13 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tessera.formulation.errors import InvalidCertificate, ProblemTooLarge
-from tessera.formulation.packing import PackingWeights, ShapeClasses, classify_shapes, packing_rows
-from tessera.formulation.packing.shapes import packable_types
-from tessera.formulation.packing.validity import find_false_rows
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.proofs import RoundProof
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.answer.packing_check import find_false_rows
+from tessera.formulation.answer.proofs import RoundProof
+from tessera.formulation.base.errors import InvalidCertificate, ProblemTooLarge
+from tessera.formulation.round.packing import (
+    PackingWeights,
+    ShapeClasses,
+    classify_shapes,
+    packing_rows,
+)
+from tessera.formulation.round.packing.shapes import packable_types
+from tessera.formulation.round.problem import Problem, RowKind
+from tessera.formulation.round.statement import Statement, state_round
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.rounds.work import RoundWork
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.placement import Gang, current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement
+from tessera.formulation.answer.placement import Gang, current_gangs
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import build_surrogate
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.formulation.hierarchy import lines_of_snapshot
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.hierarchy import lines_of_snapshot
+from tessera.formulation.state.snapshot import Snapshot
 
 
 class Allowance:

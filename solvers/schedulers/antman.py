@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import (

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal, get_args
 
 import numpy as np
 
-from tessera.formulation.objectives.throughput import throughput_values
-from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.objectives.throughput import throughput_values
+from tessera.formulation.round.promises.launched import is_launched
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.parameters import ParameterRule

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.promises.deadlines import finishes_in_time
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.promises.deadlines import finishes_in_time
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import SchedulerView
 

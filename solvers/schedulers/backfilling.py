@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.draft import Draft
-from tessera.formulation.lookahead.reservations import rates_if_kept
-from tessera.formulation.rates import work_left
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.lookahead.reservations import rates_if_kept
+from tessera.formulation.round.rates import work_left
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 

@@ -8,19 +8,19 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.draft import Draft
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import Information, all_estimates
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
-from tessera.formulation.statement import draft_columns
-from tessera.formulation.tables import Bools, Ints, concatenate_ranges
-from tessera.solvers.answers import make_solution, trivial_bound
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Ints, concatenate_ranges
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem, RowKind
+from tessera.formulation.round.statement import draft_columns
+from tessera.formulation.state.information import Information, all_estimates
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget, require_wanted
+from tessera.solvers.exact.answers import make_solution, trivial_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.schedulers.backfilling import plan_starts
 from tessera.solvers.schedulers.base import SchedulerView
 

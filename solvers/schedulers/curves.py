@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.sensitivity import (
+from tessera.formulation.answer.sensitivity import (
     CurvePoint,
     SensitivityCurve,
     find_minimum,
     reaches,
     trace_points,
 )
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.promises.launched import is_launched
 from tessera.solvers.schedulers.base import SchedulerView
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.schedulers.backfilling import plan_starts
 from tessera.solvers.schedulers.base import SchedulerView
 

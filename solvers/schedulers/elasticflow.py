@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.promises.deadlines import finishes_in_time
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.promises.deadlines import finishes_in_time
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 

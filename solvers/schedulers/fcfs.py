@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.policy import Policy
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.policy import Policy
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import OptionPacking, options_of
 

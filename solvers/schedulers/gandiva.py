@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions, OptionPacking, options_of
 from tessera.solvers.schedulers.parameters import ParameterRule

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.base import SolverFailed
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.ilp import choose_most_valuable

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.capacity import gpu_rows
-from tessera.formulation.problem import (
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.capacity import gpu_rows
+from tessera.formulation.round.problem import (
     VALUE_SCALE,
     CouplingRow,
     Problem,
@@ -16,9 +17,8 @@ from tessera.formulation.problem import (
     bound_values,
     scale_values,
 )
-from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions
 

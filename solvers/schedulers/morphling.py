@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.draft import Draft
-from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.sensitivity import Resource, SensitivityCurve
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.answer.sensitivity import Resource, SensitivityCurve
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.promises.launched import is_launched
 from tessera.solvers.schedulers.allowance import Allowance
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.curves import curves_of
@@ -24,7 +24,7 @@ class Morphling:
     A guaranteed job gets the least demand with which any execution plan reaches the rate of the
     plan that it was submitted with, on its request. Each job has a resource sensitivity curve: its
     best rate at each number of GPUs and CPU cores, flat where no execution plan runs
-    (``tessera.formulation.sensitivity``), in shares of its reference rate. A slope is a change of
+    (``tessera.formulation.answer.sensitivity``), in shares of its reference rate. A slope is a change of
     the curve per GPU or per core.
 
     (1) Waiting guaranteed jobs are privileged while their minima fit their tenant's quota. They

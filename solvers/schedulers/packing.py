@@ -10,11 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.cells import most_compact_by_job
-from tessera.formulation.demand import NOT_STATED, Demands
-from tessera.formulation.draft import Draft
-from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.promises.launched import is_launched
+from tessera.formulation.state.cells import most_compact_by_job
+from tessera.formulation.state.demand import NOT_STATED, Demands
 from tessera.solvers.schedulers.base import SchedulerView
 
 Gain = Callable[[int, int], float]

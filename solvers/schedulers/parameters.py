@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeAlias, get_type_hints
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
-from tessera.formulation.topologies.fields import similar_word_hint
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.parameters import PARAMETERS_FIELD, parse_parameters
+from tessera.formulation.state.topologies.fields import similar_word_hint
 
 ParameterValue: TypeAlias = bool | int | float | str
 

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.plugins import find_plugin, is_reference
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.plugins import find_plugin, is_reference
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 from tessera.solvers.schedulers.parameters import (
     SchedulerParameter,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.slots import Slots
 
 _LEAST_GAIN = 1e-9

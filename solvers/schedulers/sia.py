@@ -7,8 +7,8 @@ from typing import Annotated
 
 import numpy as np
 
-from tessera.formulation.problem import reduce_by_job
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
+from tessera.formulation.round.problem import reduce_by_job
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.ilp import choose_most_valuable
 from tessera.solvers.schedulers.packing import JobOptions, options_of

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions
 

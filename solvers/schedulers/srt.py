@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.rates import work_left
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.rates import work_left
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import OptionPacking, options_of
 

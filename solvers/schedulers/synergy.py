@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import OptionPacking, host_capacity, options_of
 from tessera.solvers.schedulers.slots import jobs_in_order

@@ -83,7 +83,7 @@ def test_what_touches_no_path_is_not_found(agent_paths: Any, text: str) -> None:
         ("service/agent/files.py", True),
         ("service/agent/programs/alpa_runner.py", True),
         ("service/agent/keeper/rank_program.py", True),
-        ("service/cli/logs.py", True),
+        ("service/cli/jobs/logs.py", True),
         ("service/agent/keeper/spec.py", False),
         ("service/agent/network/files.py", False),
     ],

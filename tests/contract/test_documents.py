@@ -12,10 +12,10 @@ import pytest
 import typer
 import yaml
 
-from tessera.formulation.access import PEOPLE, Role
+from tessera.formulation.base.access import PEOPLE, Role
 from tessera.service.cli.main import app
-from tessera.service.config import Config
-from tessera.service.security.roles import PACKAGE, RULES, Rule
+from tessera.service.server.security.roles import PACKAGE, RULES, Rule
+from tessera.service.server.settings.config import Config
 from tests.support.documents import Block, blocks, steps, without_comment
 
 ROOT = Path(__file__).parents[2]

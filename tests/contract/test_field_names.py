@@ -18,20 +18,20 @@ import typer
 from google.protobuf.message import Message
 
 from tessera.client.requests import JobFields
-from tessera.db.tables import access as access_tables
-from tessera.db.tables import clusters as cluster_tables
-from tessera.db.tables import estimates as estimate_tables
-from tessera.db.tables import forecasts as forecast_tables
-from tessera.db.tables import jobs as job_tables
-from tessera.db.tables import reservations as reservation_tables
-from tessera.db.tables import webhooks as webhook_tables
-from tessera.formulation.arrays import ArrayMember
-from tessera.formulation.launch import LaunchSpec
+from tessera.db.schema.tables import access as access_tables
+from tessera.db.schema.tables import clusters as cluster_tables
+from tessera.db.schema.tables import estimates as estimate_tables
+from tessera.db.schema.tables import forecasts as forecast_tables
+from tessera.db.schema.tables import jobs as job_tables
+from tessera.db.schema.tables import reservations as reservation_tables
+from tessera.db.schema.tables import webhooks as webhook_tables
+from tessera.formulation.base.values import GpuType, Workload
+from tessera.formulation.job.arrays import ArrayMember
+from tessera.formulation.job.launch import LaunchSpec
 from tessera.formulation.records import access, clusters, forecasts, jobs, reservations
-from tessera.formulation.values import GpuType, Workload
-from tessera.formulation.webhooks import WebhookRecord, WebhookSpec
-from tessera.service.cli.jobfile import JobEntry
-from tessera.service.cli.jobs import add_commands
+from tessera.formulation.records.webhooks import WebhookRecord, WebhookSpec
+from tessera.service.cli.jobs.jobfile import JobEntry
+from tessera.service.cli.jobs.jobs import add_commands
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import (
     access_pb2,

@@ -22,8 +22,8 @@ def size() -> Any:
 def repository(tmp_path: Path) -> Path:
     """Return a repository with three modules, a generated one, a test, and two documents."""
     texts = {
-        "db/store.py": "x = 1\ny = 2\n",
-        "db/tables/jobs.py": "x = 1\n",
+        "db/store/store.py": "x = 1\ny = 2\n",
+        "db/schema/tables/jobs.py": "x = 1\n",
         "proto/client/calls.py": "x = 1\n",
         "proto/gen/jobs_pb2.py": "x = 1\n",
         "tests/unit/test_store.py": "x = 1\n" * 5,

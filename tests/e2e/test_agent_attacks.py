@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.reads import get_job, list_clusters, list_nodes
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobState
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_job, list_clusters, list_nodes
+from tessera.db.store.store import Store
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.runtimes import COMMAND
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import COMMAND
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.wiring import run_server
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_server import LONG, RUNNING, FakeServer, MakeAgent

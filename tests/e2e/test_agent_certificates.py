@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tessera.db.engine import Database
-from tessera.db.enrolment import create_join_token, list_certificates, list_join_tokens
-from tessera.formulation.access import Role
+from tessera.db.access.enrolment import create_join_token, list_certificates, list_join_tokens
+from tessera.db.schema.engine import Database
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.secrets import JOIN_PREFIX, format_token, hash_secret
 from tessera.formulation.records.access import JoinTokenSpec
-from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 from tests.support.access import LATER_S
 from tests.support.agent_server import AgentProcess

@@ -14,8 +14,8 @@ import pytest
 from cryptography import x509
 
 from tessera.client import ChannelSettings, open_channel
-from tessera.db.engine import Database
-from tessera.service.cli.authority import (
+from tessera.db.schema.engine import Database
+from tessera.service.cli.access.authority import (
     make_authority,
     renew_server,
     retire_authority,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.db.engine import Database
-from tessera.db.store import Store
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
 from tessera.service.cli import deletion as asking
 from tessera.service.cli.client import connect
 from tessera.v1 import estimates_pb2

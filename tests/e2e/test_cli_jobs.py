@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.service.cli import jobchanges
 from tessera.service.cli.client import connect
+from tessera.service.cli.jobs import jobchanges
 from tessera.v1 import jobs_pb2
 from tests.support.command_line import Tessera, read, submit
 from tests.support.logged import logged_lines

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.formulation.codec import decode
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
-from tessera.service import deciding
+from tessera.formulation.answer.codec import decode
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds import deciding
 from tests.support.command_line import Tessera, read, submit
 from tests.support.proving import ProvingSolver, certify_falsely, certify_prices, only_say
 

@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from tessera.db.engine import Database
+from tessera.db.schema.engine import Database
 from tessera.service.cli.client import connect
 from tessera.service.cli.main import app
 from tessera.v1 import jobs_pb2

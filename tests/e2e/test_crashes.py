@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.random import Generator
 
-from tessera.db import embedded
-from tessera.db.engine import connect_database
+from tessera.db.schema import embedded
+from tessera.db.schema.engine import connect_database
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.agents import is_running

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.db.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
-from tessera.formulation.runtimes import JAX
+from tessera.db.clusters.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
+from tessera.formulation.job.runtimes import JAX
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support.agents import is_running

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.execution_plan import Precision, read_execution_plan
-from tessera.formulation.runtimes import (
+from tessera.formulation.job.execution_plan import Precision, read_execution_plan
+from tessera.formulation.job.runtimes import (
     ALPA,
     COMMAND,
     DEEPSPEED,

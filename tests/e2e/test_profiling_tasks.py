@@ -11,9 +11,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tessera.db.engine import Database
-from tessera.service.config import Config
-from tessera.service.wiring import run_server
+from tessera.db.schema.engine import Database
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,

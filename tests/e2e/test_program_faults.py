@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.launch import SecretVariable
+from tessera.formulation.job.launch import SecretVariable
 from tessera.service.cli.main import app
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support.programs import UNTIL_EXIT, train

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.blocks import block_counts
-from tessera.formulation.execution_plan import (
+from tessera.formulation.job.blocks import block_counts
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -26,7 +26,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.runtimes import MEGATRON
+from tessera.formulation.job.runtimes import MEGATRON
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,

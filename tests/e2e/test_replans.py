@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision
-from tessera.formulation.launch import LaunchSpec
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage, Precision
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtimes import JAX
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import JAX
-from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.service.server.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.program_runs import ProgramRun
 from tests.support.system import until

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import grpc
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.db.engine import Database
+from tessera.db.schema.engine import Database
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.values import GpuType
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.base.values import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
 
@@ -22,10 +22,10 @@ GRACE_S = 1.0
 
 SERVER = """
 import asyncio, logging, sys, threading
-from tessera.db.store import Store
-from tessera.formulation.logs import make_handler
-from tessera.service import wiring
-from tessera.service.config import Config
+from tessera.db.store.store import Store
+from tessera.formulation.base.logs import make_handler
+from tessera.service.server import wiring
+from tessera.service.server.settings.config import Config
 
 def wait_for_ever(self, cluster, use_half_life_s):
     print("begun", flush=True)

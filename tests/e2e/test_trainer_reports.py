@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.job.exit_reasons import ExitReason
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberHandle
 from tessera.service.agent.trainer_certificate import CertificateSource
 from tests.support.agents import until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, ZeroStage
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage, ZeroStage
 from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tests.support.program_runs import NOTE_RANK, ProgramRun, free_port

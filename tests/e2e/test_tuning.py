@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
-from tessera.formulation.launch import LaunchSpec
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtimes import JAX
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import JAX
-from tessera.formulation.values import Workload
-from tessera.service.rpc.convert import job_spec_to_proto
+from tessera.service.server.convert import job_spec_to_proto
 from tessera.v1 import estimates_pb2, jobs_pb2
 from tests.support.programs import train
 from tests.support.system import until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
 from tests.support.stored_cluster import a_cluster
 
 

@@ -19,13 +19,13 @@ from grpc import StatusCode
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
-from tessera.db import audit_log
-from tessera.formulation.access import Role
+from tessera.db.access import audit_log
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.secrets import JOIN_PREFIX, USER_PREFIX
 from tessera.formulation.records.access import AuditFilter
-from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX
-from tessera.service.security.authority import create_authority
-from tessera.service.security.references import Kind, find_texts, kind_of
-from tessera.service.security.roles import RULES, short_method
+from tessera.service.server.security.authority import create_authority
+from tessera.service.server.security.references import Kind, find_texts, kind_of
+from tessera.service.server.security.roles import RULES, short_method
 from tessera.v1 import access_pb2_grpc, clusters_pb2, jobs_pb2
 from tests.support.database import a_database
 from tests.support.logged import logged_lines

@@ -10,11 +10,9 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import audit_log, deletion, enrolment, limits
-from tessera.db.audit_log import add_refusals
-from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database, connect_database
-from tessera.db.enrolment import (
+from tessera.db.access import audit_log, enrolment
+from tessera.db.access.audit_log import add_refusals
+from tessera.db.access.enrolment import (
     add_certificate,
     create_join_token,
     find_revoked,
@@ -23,14 +21,24 @@ from tessera.db.enrolment import (
     revoke_agent,
     revoke_join_token,
 )
-from tessera.db.notify import EVERY_CLUSTER, Listener
-from tessera.db.purge import purge_batch
-from tessera.db.reads import get_cluster
-from tessera.db.store import Store
-from tessera.db.tenants import tenants_of_jobs
-from tessera.db.tokens import ACCESS_CHANNEL, create_token, find_token, list_tokens, revoke_token
-from tessera.formulation.access import Role
-from tessera.formulation.errors import (
+from tessera.db.access.tokens import (
+    ACCESS_CHANNEL,
+    create_token,
+    find_token,
+    list_tokens,
+    revoke_token,
+)
+from tessera.db.base import limits
+from tessera.db.cluster_changes import upsert_cluster
+from tessera.db.clusters import deletion
+from tessera.db.clusters.tenants import tenants_of_jobs
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.notify import EVERY_CLUSTER, Listener
+from tessera.db.store.reads import get_cluster
+from tessera.db.store.store import Store
+from tessera.db.upkeep.purge import purge_batch
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.errors import (
     AlreadyExists,
     InvalidInput,
     LimitReached,
@@ -39,9 +47,9 @@ from tessera.formulation.errors import (
     NotMigrated,
     PermissionDenied,
 )
+from tessera.formulation.base.secrets import SecretToken, hash_secret
 from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.records.store import Retention
-from tessera.formulation.secrets import SecretToken, hash_secret
 from tests.support.access import EARLIER_S, LATER_S, a_certificate, a_join_token, a_token, show
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import C, a_cluster, a_spec, execute, submit

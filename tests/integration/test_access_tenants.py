@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from grpc import StatusCode
 
 from tessera.client import ChannelSettings
-from tessera.formulation.access import Role
-from tessera.service.security.roles import RULES
+from tessera.formulation.base.access import Role
+from tessera.service.server.security.roles import RULES
 from tessera.v1 import access_pb2, clusters_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.database import a_database
 from tests.support.logged import logged_lines

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import NotAllowed, Unavailable
-from tessera.formulation.network.tags import assign_tags
+from tessera.formulation.answer.network.tags import assign_tags
+from tessera.formulation.base.errors import NotAllowed, Unavailable
 from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import MapChange
 from tessera.service.agent.network.commands import runner_inside

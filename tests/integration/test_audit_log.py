@@ -15,11 +15,9 @@ import grpc.aio
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import audit_log, network, prune
-from tessera.db.audit_log import MAX_TEXT, add_refusals
-from tessera.db.deletion import delete_cluster
-from tessera.db.engine import Database
-from tessera.db.enrolment import (
+from tessera.db.access import audit_log
+from tessera.db.access.audit_log import MAX_TEXT, add_refusals
+from tessera.db.access.enrolment import (
     add_certificate,
     create_join_token,
     enrol,
@@ -27,14 +25,19 @@ from tessera.db.enrolment import (
     revoke_agent,
     revoke_join_token,
 )
-from tessera.db.purge import purge_batch
-from tessera.db.reads import get_job
-from tessera.db.round_store import RoundStore
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tokens import create_token, find_token, list_tokens, revoke_token
-from tessera.formulation.access import AuditedCall
-from tessera.formulation.errors import (
+from tessera.db.access.tokens import create_token, find_token, list_tokens, revoke_token
+from tessera.db.clusters import network
+from tessera.db.clusters.deletion import delete_cluster
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_job
+from tessera.db.store.round_store import RoundStore
+from tessera.db.store.store import Connection, Store
+from tessera.db.upkeep import prune
+from tessera.db.upkeep.purge import purge_batch
+from tessera.formulation.answer.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.base.access import AuditedCall
+from tessera.formulation.base.errors import (
     DeadlineTooShort,
     InvalidInput,
     NotAllowed,
@@ -42,17 +45,16 @@ from tessera.formulation.errors import (
     NotFound,
     RoundSuperseded,
 )
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.logs import JSON, begin_ids, current_ids, make_handler
-from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
+from tessera.formulation.base.logs import JSON, begin_ids, current_ids, make_handler
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.access import AuditFilter, AuditRecord, Refusal
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.records.store import Request, Retention
-from tessera.formulation.topologies.described import decode_topology
-from tessera.service import worker
-from tessera.service.background import run_in_process
-from tessera.service.loop import RoundLoop
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.service.server.rounds import worker
+from tessera.service.server.rounds.background import run_in_process
+from tessera.service.server.rounds.loop import RoundLoop
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.access import (
     a_certificate,
@@ -477,7 +479,7 @@ async def test_an_error_that_nobody_expected_leads_the_operator_to_its_traceback
     def stumble(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("the implementation's own business")
 
-    monkeypatch.setattr("tessera.service.rpc.jobs.get_job", stumble)
+    monkeypatch.setattr("tessera.service.server.rpc.jobs.get_job", stumble)
     async with channel_to(settings(database)) as channel:
         error = await refused(channel)
     info, _ = error_details(error)

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
-from tessera.db.deletion import delete_cells
-from tessera.db.derived_estimates import upsert_models
-from tessera.db.engine import Database
-from tessera.db.reads import list_estimates
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
+from tessera.db.clusters.deletion import delete_cells
+from tessera.db.estimates.derived_estimates import upsert_models
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import list_estimates
+from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.lifecycle import JobEvent
+from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec
-from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
-from tessera.service.rpc.convert.agents import of_desired
+from tessera.service.server.convert.agents import of_desired
+from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.decided_rounds import decide
 from tests.support.logged import logged_lines

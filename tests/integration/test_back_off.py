@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.db.engine import Database
-from tessera.db.reads import job_history
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import job_history
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.reasons import Reason, ReasonCode
 from tests.support.decided_rounds import schedule
 from tests.support.stored_cluster import (
     C,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.engine import Database, connect_database
-from tessera.db.leases import acquire_lease
-from tessera.db.reads import get_node
-from tessera.db.store import Store
-from tessera.formulation.lifecycle import JobState
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.reads import get_node
+from tessera.db.store.store import Store
+from tessera.formulation.job.lifecycle import JobState
 from tests.support.stored_cluster import (
     C,
     a_cluster,

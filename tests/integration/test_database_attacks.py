@@ -19,19 +19,19 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.db import embedded, migrate, pgserver
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database, connect_database
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_cluster, list_jobs
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.formulation.errors import TesseraError, Unavailable
-from tessera.formulation.lifecycle import JobState
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema import embedded, migrate, pgserver
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.reads import get_cluster, list_jobs
+from tessera.db.store.store import Connection, Store
+from tessera.formulation.base.errors import TesseraError, Unavailable
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.store import Request
-from tessera.service.config import Config
-from tessera.service.wiring import run_server
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tests.support.embedded_places import folder, new_place, place
 from tests.support.patience import PATIENCE_S

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database
-from tessera.db.leases import acquire_lease
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_node, job_history
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_node, job_history
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.stored_cluster import (
     C,
     a_cluster,

@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import deletion, network, purge, tables
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.base.webhooks import add_webhook
 from tessera.db.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
-from tessera.db.deletion import delete_cells, delete_models
-from tessera.db.derived_estimates import list_models, put_derived_estimates, upsert_models
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.leases import acquire_lease
-from tessera.db.observe import record_observation
-from tessera.db.policies import set_policy
-from tessera.db.purge import purge_batch
-from tessera.db.reads import (
+from tessera.db.clusters import deletion, network
+from tessera.db.clusters.deletion import delete_cells, delete_models
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.policies import set_policy
+from tessera.db.clusters.tenants import delete_tenants, upsert_tenants
+from tessera.db.estimates.derived_estimates import list_models, put_derived_estimates, upsert_models
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.schema import tables
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import (
     EVERY_WORKLOAD,
     get_cluster,
     get_node,
@@ -30,20 +33,25 @@ from tessera.db.reads import (
     list_jobs,
     list_nodes,
 )
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tenants import delete_tenants, upsert_tenants
-from tessera.db.webhooks import add_webhook
-from tessera.formulation.arrays import ArrayRange
-from tessera.formulation.dependencies import Dependency
-from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.store.store import Connection, Store
+from tessera.db.upkeep import purge
+from tessera.db.upkeep.purge import purge_batch
+from tessera.formulation.base.errors import (
+    InUse,
+    InvalidInput,
+    NotFound,
+    RoundSuperseded,
+    StaleEtag,
+)
+from tessera.formulation.base.values import EstimateSource, GpuType
+from tessera.formulation.job.arrays import ArrayRange
+from tessera.formulation.job.dependencies import Dependency
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, ModelSpec
-from tessera.formulation.topologies.described import decode_topology
-from tessera.formulation.values import EstimateSource, GpuType
-from tessera.formulation.webhooks import WebhookSpec
+from tessera.formulation.records.webhooks import WebhookSpec
+from tessera.formulation.state.topologies.described import decode_topology
 from tests.support.patience import PATIENCE_S
 from tests.support.rows import rows_left
 from tests.support.stored_cluster import (

@@ -13,27 +13,27 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import limits
+from tessera.db.base import limits
 from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
-from tessera.db.derived_estimates import (
+from tessera.db.estimates.derived_estimates import (
     ESTIMATING_CHANNEL,
     put_derived_estimates,
     record_wait_reasons,
     upsert_models,
 )
-from tessera.db.engine import Database
-from tessera.db.notify import Listener
-from tessera.db.store import Connection, Store
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput, LimitReached
-from tessera.formulation.execution_plan import ZeroStage
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.reasons import Reason, ReasonCode
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.schema.engine import Database
+from tessera.db.store.notify import Listener
+from tessera.db.store.store import Connection, Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import InvalidInput, LimitReached
+from tessera.formulation.base.values import ESTIMATE_SOURCES, EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import ZeroStage
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobEvent
+from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec, UnestimatedWorkload
-from tessera.formulation.values import ESTIMATE_SOURCES, EstimateSource, GpuType, Workload
 from tests.support.execution_plans import a_plan, with_own_plan
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (

@@ -6,20 +6,20 @@ import math
 
 import pytest
 
-from tessera.db import forecasts
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database
-from tessera.db.observe import record_observation
-from tessera.db.reads import job_history
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import NotAllowed, NotFound
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobState
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.base import forecasts
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import job_history
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import NotAllowed, NotFound
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.service.rpc.convert.agents import to_observed
+from tessera.service.server.convert.agents import to_observed
 from tessera.v1 import agents_pb2 as pb
 from tests.support.stored_cluster import (
     C,

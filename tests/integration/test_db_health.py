@@ -8,15 +8,15 @@ import math
 
 import pytest
 
+from tessera.db.agents.health import DRAINED_BY, MAX_REASON_CHARS, PROBATION_S
 from tessera.db.cluster_changes import upsert_nodes
-from tessera.db.deletion import delete_nodes
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.health import DRAINED_BY, MAX_REASON_CHARS, PROBATION_S
-from tessera.db.reads import get_node, list_nodes
-from tessera.db.store import Store
-from tessera.formulation.errors import NotAllowed
-from tessera.formulation.lifecycle import JobState
+from tessera.db.clusters.deletion import delete_nodes
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_node, list_nodes
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import NotAllowed
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import VALIDATION, HealthFault, NodeHealth
 from tessera.formulation.records.clusters import NodeSpec
 from tests.support.logged import logged_lines

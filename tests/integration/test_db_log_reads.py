@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import log_reads
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import NodeSilent, NotFound, TooBusy
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.agents import log_reads
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import NodeSilent, NotFound, TooBusy
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.logs import MAX_READS_PER_AGENT, LogAnswer, LogRead
 from tests.support.stored_cluster import (
     C,

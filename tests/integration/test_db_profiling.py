@@ -18,11 +18,11 @@ import pytest
 
 from tessera.db import profile_changes
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.derived_estimates import list_models, put_derived_estimates, upsert_models
-from tessera.db.engine import Database
-from tessera.db.reads import job_history, list_jobs
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
+from tessera.db.estimates.derived_estimates import list_models, put_derived_estimates, upsert_models
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import job_history, list_jobs
+from tessera.db.store.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.profiling.tasks import (
     ProfilingOptions,
@@ -33,8 +33,10 @@ from tessera.estimator.profiling.tasks import (
     step_of,
     task_of,
 )
-from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound
+from tessera.formulation.base.values import PROFILING, EstimateSource, GpuType, Workload
+from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.runtimes import REPLAY
 from tessera.formulation.records.estimates import (
     HostProfile,
     HostRates,
@@ -42,8 +44,6 @@ from tessera.formulation.records.estimates import (
     ProfileGap,
     ProfileRow,
 )
-from tessera.formulation.runtimes import REPLAY
-from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 from tessera.service.agent.isolation import visible_devices
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.protocol import (
@@ -53,11 +53,11 @@ from tessera.service.agent.runtimes.protocol import (
     RuntimeChooser,
 )
 from tessera.service.agent.runtimes.replay import ReplayRuntime
-from tessera.service.cells.deriver import CellDeriver
-from tessera.service.cli.jobview import profiling_facts
-from tessera.service.profileclock import CLOCK_FILE
-from tessera.service.profiletask import HOST_FILE, RECORDS_FILE, require_jax
-from tessera.service.rpc.convert.profiles import of_host
+from tessera.service.cli.jobs.jobview import profiling_facts
+from tessera.service.profiling.clock import CLOCK_FILE
+from tessera.service.profiling.task import HOST_FILE, RECORDS_FILE, require_jax
+from tessera.service.server.convert.profiles import of_host
+from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.v1 import agents_pb2, estimates_pb2, estimates_pb2_grpc, jobs_pb2, launch_pb2
 from tessera.v1 import estimates_pb2 as pb
 from tests.support.agents import launch_leader, until

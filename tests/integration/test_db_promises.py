@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from tessera.db import reservations
 from tessera.db.cluster_changes import delete_gpu_types
-from tessera.db.deletion import delete_nodes
-from tessera.db.engine import Database
-from tessera.db.job_changes import update_job
-from tessera.db.reads import get_node, job_history
-from tessera.db.reservations import (
+from tessera.db.clusters import reservations
+from tessera.db.clusters.deletion import delete_nodes
+from tessera.db.clusters.reservations import (
     create_reservation,
     delete_reservations,
     get_reservation,
     list_reservations,
     update_reservation,
 )
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Store
-from tessera.db.tenants import upsert_tenants
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import (
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.jobs.job_changes import update_job
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_node, job_history
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import (
     AlreadyExists,
     InUse,
     InvalidInput,
@@ -33,12 +33,12 @@ from tessera.formulation.errors import (
     NotFound,
     StaleEtag,
 )
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import NO_PRICES
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.state.last_round import NO_PRICES
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOptions
 from tests.support.stored_cluster import (
     C,

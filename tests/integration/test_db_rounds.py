@@ -13,33 +13,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.db import job_changes, round_snapshots
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.base.decisions import PAGE_DECISIONS
+from tessera.db.base.deltas import decode_delta, encode_delta
 from tessera.db.cluster_changes import upsert_nodes
-from tessera.db.decisions import PAGE_DECISIONS
-from tessera.db.deltas import decode_delta, encode_delta
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_cluster, get_node, job_history, list_jobs
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.check import find_doubly_held
-from tessera.formulation.codec import digest, encode
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound, RoundSuperseded
-from tessera.formulation.execution_plan import ZeroStage
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs import job_changes
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.rounds import round_snapshots
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_cluster, get_node, job_history, list_jobs
+from tessera.db.store.store import Store
+from tessera.formulation.answer.check import find_doubly_held
+from tessera.formulation.answer.codec import digest, encode
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound, RoundSuperseded
+from tessera.formulation.base.values import Hold, Workload
+from tessera.formulation.job.execution_plan import ZeroStage
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Request, Retention
-from tessera.formulation.snapshot import STATES
-from tessera.formulation.values import Hold, Workload
-from tessera.service.loop import RoundLoop
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.state.snapshot import STATES
+from tessera.service.server.rounds.loop import RoundLoop
 from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import with_own_plan
 from tests.support.laws import examples
@@ -682,7 +683,7 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
         execute(database, "UPDATE rounds SET snapshot = NULL")
         return stored
 
-    monkeypatch.setattr("tessera.db.rounds.pack_snapshot", delete_base)
+    monkeypatch.setattr("tessera.db.rounds.rounds.pack_snapshot", delete_base)
     snapshot = store.snapshot(C)
     commit(store, snapshot)
     assert encode(store.round_snapshot(C, 2)) == encode(snapshot)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import migrate, tables
-from tessera.db.engine import Database, connect_database
-from tessera.db.store import Store
-from tessera.db.tenants import upsert_tenants
-from tessera.formulation.errors import InvalidInput, NotMigrated
-from tessera.formulation.lifecycle import ACTIVE, JobState, next_states
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.schema import migrate, tables
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import InvalidInput, NotMigrated
+from tessera.formulation.job.lifecycle import ACTIVE, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import TEMPLATE, a_database, digest_tables
 from tests.support.migrations import a_newer_release

@@ -13,15 +13,22 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import job_changes
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
-from tessera.db.derived_estimates import list_models, upsert_models
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database, connect_database, sqlalchemy_url
-from tessera.db.migrate import MigratedDatabase
-from tessera.db.notify import EVERY_CLUSTER, Listener
-from tessera.db.reads import (
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.reservations import create_reservation
+from tessera.db.clusters.tenants import delete_tenants, list_tenants, upsert_tenants
+from tessera.db.estimates.derived_estimates import list_models, upsert_models
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs import job_changes
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema.engine import Database, connect_database, sqlalchemy_url
+from tessera.db.schema.migrate import MigratedDatabase
+from tessera.db.schema.revision import head_revision
+from tessera.db.schema.tables.triggers import STATED_SCHEMA
+from tessera.db.store.notify import EVERY_CLUSTER, Listener
+from tessera.db.store.reads import (
     EVERY_WORKLOAD,
     get_cluster,
     get_job,
@@ -30,15 +37,8 @@ from tessera.db.reads import (
     list_estimates,
     list_jobs,
 )
-from tessera.db.reservations import create_reservation
-from tessera.db.revision import head_revision
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tables.triggers import STATED_SCHEMA
-from tessera.db.tenants import delete_tenants, list_tenants, upsert_tenants
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.errors import (
+from tessera.db.store.store import Connection, Store
+from tessera.formulation.base.errors import (
     AlreadyExists,
     InUse,
     InvalidInput,
@@ -47,12 +47,12 @@ from tessera.formulation.errors import (
     StaleEtag,
     Unavailable,
 )
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.base.values import GpuType, Workload
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
-from tessera.formulation.values import GpuType, Workload
 from tests.support.invariants import (
     INVARIANTS,
     find_broken_rules,
@@ -171,7 +171,7 @@ def test_a_connection_cut_halfway_is_reported_as_unavailable(database: Database)
 def test_a_listener_that_lost_its_connection_reconnects(
     store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
+    monkeypatch.setattr("tessera.db.store.notify.RETRY_S", 0.01)
     a_cluster(store)
     notifications: queue.Queue[str] = queue.Queue()
     listener = Listener(database.url)
@@ -206,10 +206,10 @@ def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_o
         return really_connect(dsn, **settings)
 
     really_connect = psycopg2.connect
-    monkeypatch.setattr("tessera.db.notify.psycopg2.connect", refuse_at_first)
+    monkeypatch.setattr("tessera.db.store.notify.psycopg2.connect", refuse_at_first)
     listener = Listener(database.url)
     monkeypatch.setattr(listener, "_closed", Patient())
-    with caplog.at_level("INFO", "tessera.db.notify"), listener:
+    with caplog.at_level("INFO", "tessera.db.store.notify"), listener:
         assert listener.listening.wait(PATIENCE_S)
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     lost, begun = logged_lines(caplog)

@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.formulation.arrays import ArrayRange
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.dependencies import Condition, Dependency
-from tessera.formulation.errors import AlreadyExists, InvalidInput
-from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import AlreadyExists, InvalidInput
+from tessera.formulation.job.arrays import ArrayRange
+from tessera.formulation.job.dependencies import Condition, Dependency
+from tessera.formulation.job.lifecycle import TERMINAL, JobEvent, JobState
+from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.limits import MAX_JOBS
-from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.cli import importing, main
-from tessera.service.wiring import run_server
+from tessera.service.cli import main
+from tessera.service.cli.simulation import importing
+from tessera.service.server.wiring import run_server
 from tessera.v1 import jobs_pb2
 from tests.support.api import INVALID, Api, a_batch, a_submit, api, refusal_of
 from tests.support.api import C as PLACE

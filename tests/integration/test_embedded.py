@@ -20,9 +20,9 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import embedded, pgserver
-from tessera.db.engine import connect_database
-from tessera.formulation.errors import Unavailable
+from tessera.db.schema import embedded, pgserver
+from tessera.db.schema.engine import connect_database
+from tessera.formulation.base.errors import Unavailable
 from tests.support.data_directories import MakeDataDirectory
 from tests.support.embedded_places import folder, new_place, place, processes_in
 from tests.support.patience import PATIENCE_S
@@ -35,7 +35,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, and a sec
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys
 from pathlib import Path
-from tessera.db import embedded
+from tessera.db.schema import embedded
 place = Path(sys.argv[1])
 """
 

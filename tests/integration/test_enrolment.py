@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc import StatusCode
 
 from tessera.client import ChannelSettings
-from tessera.db import audit_log
-from tessera.db.enrolment import create_join_token
-from tessera.formulation.access import Role
+from tessera.db.access import audit_log
+from tessera.db.access.enrolment import create_join_token
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.secrets import JOIN_PREFIX, format_token, hash_secret
 from tessera.formulation.records.access import AuditFilter
-from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
-from tessera.service.security.authority import KeyedCertificate, read_agent_identity
-from tessera.service.security.key_files import write_private, write_public
+from tessera.service.server.security.authority import KeyedCertificate, read_agent_identity
+from tessera.service.server.security.key_files import write_private, write_public
 from tessera.v1 import access_pb2, agents_pb2, agents_pb2_grpc
 from tests.support.access import EARLIER_S, a_join_token
 from tests.support.certificates import signing_request

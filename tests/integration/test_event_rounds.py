@@ -11,31 +11,31 @@ from typing import Any
 
 import pytest
 
+from tessera.db.agents.health import PROBATION_S
 from tessera.db.cluster_changes import upsert_nodes
-from tessera.db.deletion import delete_cells
-from tessera.db.derived_estimates import put_derived_estimates
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.health import PROBATION_S
-from tessera.db.job_changes import update_job
-from tessera.db.leases import acquire_lease
-from tessera.db.reads import get_cluster, get_node
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tenants import upsert_tenants
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import DeadlineTooShort, Unavailable
-from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState
+from tessera.db.clusters.deletion import delete_cells
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.estimates.derived_estimates import put_derived_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.job_changes import update_job
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_cluster, get_node
+from tessera.db.store.store import Connection, Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import DeadlineTooShort, Unavailable
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.lifecycle import ACTIVE, JobEvent, JobState
 from tessera.formulation.records.agents import HealthFault, NodeHealth
 from tessera.formulation.records.clusters import ClusterOutlook, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import Workload
-from tessera.service.config import Config
-from tessera.service.standing_policy import StandingPolicies
-from tessera.service.wiring import run_server
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds.standing_policy import StandingPolicies
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines
 from tests.support.notices import RoundRequests, round_requests
@@ -169,7 +169,7 @@ async def test_a_wake_up_survives_a_database_outage(
     async with a_replica(one) as replica:
         replica.rounds.wake(C)
         with monkeypatch.context() as outage:
-            outage.setattr("tessera.service.periodic.acquire_lease", refuse)
+            outage.setattr("tessera.service.server.rounds.periodic.acquire_lease", refuse)
             with pytest.raises(Unavailable):
                 await replica.rounds.begin_due()
             await replica.rounds.begin_due()  # the next attempt is not made at once

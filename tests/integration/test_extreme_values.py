@@ -16,21 +16,21 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
 from tessera.formulation import limits
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ZeroStage
-from tessera.formulation.grammar import OBJECTIVES
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ZeroStage
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.service.loop import RoundLoop
-from tessera.service.rpc.convert import estimates, jobs
-from tessera.service.rpc.convert.estimates import to_workload
-from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
-from tessera.service.rpc.names import cluster_name
-from tessera.service.rpc.servicers import SERVICES
-from tessera.service.worker import SolveProcesses
+from tessera.formulation.round.grammar import OBJECTIVES
+from tessera.service.server.convert import estimates, jobs
+from tessera.service.server.convert.estimates import to_workload
+from tessera.service.server.convert.names import cluster_name
+from tessera.service.server.convert.networks import MAX_BYTES, MAX_MESSAGES
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.worker import SolveProcesses
+from tessera.service.server.rpc.serving.servicers import SERVICES
 from tessera.solvers.registry import solver_names as solvers
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import parameters_of

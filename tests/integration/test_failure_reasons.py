@@ -9,29 +9,29 @@ from typing import Any
 
 import pytest
 
+from tessera.db.agents.observe import record_observation
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.deletion import delete_cells, delete_nodes
-from tessera.db.derived_estimates import ESTIMATING_CHANNEL, put_derived_estimates
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
-from tessera.db.notify import Listener
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_node, job_history, list_estimates
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
+from tessera.db.clusters.deletion import delete_cells, delete_nodes
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
+from tessera.db.estimates.derived_estimates import ESTIMATING_CHANNEL, put_derived_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.schema.engine import Database
+from tessera.db.store.notify import Listener
+from tessera.db.store.reads import get_node, job_history, list_estimates
+from tessera.db.store.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.cells import build_cells
-from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, ZeroStage
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.records.jobs import RestartTimes
-from tessera.formulation.values import EstimateSource, GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
+from tessera.formulation.state.cells import build_cells
+from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.v1 import launch_pb2
 from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import a_plan

@@ -17,16 +17,16 @@ import pytest
 from grpc import StatusCode
 
 from tessera.client import PLAIN_TEXT, open_async_channel
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database
-from tessera.db.observe import record_observation
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.agents import ObservedGang
 from tessera.service.agent.logreads import answer_read
-from tessera.service.rpc.servicers import LOG_STREAMS_PER_CLIENT
-from tessera.service.wiring import run_server
+from tessera.service.server.rpc.serving.servicers import LOG_STREAMS_PER_CLIENT
+from tessera.service.server.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import until

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from tessera.db import network
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.notify import Listener
-from tessera.db.observe import record_observation
-from tessera.db.store import Store
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.network.outcome import NetworkDecision
-from tessera.formulation.network.running import running_now
+from tessera.db.clusters import network
+from tessera.db.schema.engine import Database
+from tessera.db.store.notify import Listener
+from tessera.db.store.store import Store
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.answer.network.outcome import NetworkDecision
+from tessera.formulation.answer.network.running import running_now
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.agents import ObservedGang
-from tessera.formulation.snapshot import Snapshot
-from tessera.service.cluster_task import ClusterTask
-from tessera.service.loop import RoundLoop
-from tessera.service.network_planner import MEASUREMENT_DELAY_S, NetworkPlanner
-from tessera.service.rpc.calls import Calls
-from tessera.service.standing_policy import StandingPolicies
-from tessera.service.wiring import run_server
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds.cluster_task import ClusterTask
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.network_planner import MEASUREMENT_DELAY_S, NetworkPlanner
+from tessera.service.server.rounds.standing_policy import StandingPolicies
+from tessera.service.server.tasks.calls import Calls
+from tessera.service.server.wiring import run_server
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agents import until

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database
-from tessera.db.network import (
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.clusters.network import (
     commit_plan,
     drop_topology,
     list_plans,
@@ -19,19 +18,20 @@ from tessera.db.network import (
     plan_in_force,
     set_topology,
 )
-from tessera.db.reads import get_job
-from tessera.db.store import Store
-from tessera.formulation.check import Violation
-from tessera.formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.network.outcome import NetworkDecision
-from tessera.formulation.network.running import running_now
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_job
+from tessera.db.store.store import Store
+from tessera.formulation.answer.check import Violation
+from tessera.formulation.answer.network.outcome import NetworkDecision
+from tessera.formulation.answer.network.running import running_now
+from tessera.formulation.base.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.records.store import Request
-from tessera.formulation.topologies.described import decode_topology
-from tessera.service.loop import RoundLoop
-from tessera.service.network_planner import NetworkPlanner
-from tessera.service.standing_policy import StandingPolicies
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.network_planner import NetworkPlanner
+from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -345,7 +345,7 @@ def test_without_a_topology_there_are_no_plans(
     with pytest.raises(NotFound):
         a_planner(store).keep("nowhere")
     # The topology is deleted only after this check.
-    monkeypatch.setattr("tessera.db.network.has_topology", lambda *_: True)
+    monkeypatch.setattr("tessera.db.clusters.network.has_topology", lambda *_: True)
     assert a_planner(store).keep(C) is None
 
 

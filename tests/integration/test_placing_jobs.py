@@ -14,14 +14,16 @@ import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
-from tessera.db.deletion import delete_cells, delete_nodes
-from tessera.db.derived_estimates import upsert_models
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.job_changes import update_job
-from tessera.db.reads import (
+from tessera.db.clusters.deletion import delete_cells, delete_nodes
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.estimates.derived_estimates import upsert_models
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.job_changes import update_job
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import (
     EVERY_WORKLOAD,
     get_node,
     job_history,
@@ -30,26 +32,24 @@ from tessera.db.reads import (
     list_jobs,
     list_nodes,
 )
-from tessera.db.store import Store
-from tessera.db.tenants import upsert_tenants
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.errors import InvalidInput, LimitReached, NotAllowed
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import InvalidInput, LimitReached, NotAllowed
+from tessera.formulation.base.values import GpuType
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.store import StoreLimits
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import GpuType
-from tessera.service.cluster_task import ClusterTask
-from tessera.service.config import Config
-from tessera.service.rpc.calls import Calls
-from tessera.service.wiring import run_server
+from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds.cluster_task import ClusterTask
+from tessera.service.server.settings.config import Config
+from tessera.service.server.tasks.calls import Calls
+from tessera.service.server.wiring import run_server
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc, jobs_pb2
 from tests.support import api as calls

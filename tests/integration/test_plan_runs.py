@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.workloads import upsert_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.models import known_models
@@ -24,26 +24,26 @@ from tessera.estimator.plans import Shape
 from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT, ProfilingOptions
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
-from tessera.formulation.demand import Capacity
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import RUN_LABEL, EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
     Precision,
     ZeroStage,
 )
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.job.runtimes import DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.job.techniques import PlanLimits, Technique, techniques_of
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
-from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
-from tessera.formulation.values import RUN_LABEL, EstimateSource, GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
-from tessera.service.config import Config
+from tessera.formulation.state.demand import Capacity
+from tessera.service.server.estimates.deriver import CellDeriver
+from tessera.service.server.settings.config import Config
 from tests.support.configurations import TRUE
 from tests.support.decided_rounds import decide, plan_of
 from tests.support.stored_cluster import (

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.store.store import Store
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.models import model_of
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.base.values import BEST_FOUND, EstimateSource, GpuType, Workload
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.runtimes import COMMAND, JAX, MEGATRON
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.runtimes import COMMAND, JAX, MEGATRON
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import BEST_FOUND, EstimateSource, GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
+from tessera.service.server.estimates.deriver import CellDeriver
 from tests.support.decided_rounds import decide, plan_of
 from tests.support.stored_cluster import (
     C,

@@ -7,12 +7,12 @@ import math
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.deletion import delete_nodes
-from tessera.db.engine import Database
-from tessera.db.job_changes import update_job
-from tessera.db.store import Store
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.clusters.deletion import delete_nodes
+from tessera.db.jobs.job_changes import update_job
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Retention
 from tests.support.stored_cluster import (

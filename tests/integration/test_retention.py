@@ -10,20 +10,20 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from tessera.db import prune
-from tessera.db.engine import Database, connect_database
-from tessera.db.policies import newest_policy, set_policy
-from tessera.db.reads import get_job, job_history, list_jobs
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Connection, Store
-from tessera.formulation.errors import InvalidInput, NoLongerKept, NotFound
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.clusters.policies import newest_policy, set_policy
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.reads import get_job, job_history, list_jobs
+from tessera.db.store.store import Connection, Store
+from tessera.db.upkeep import prune
+from tessera.formulation.base.errors import InvalidInput, NoLongerKept, NotFound
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
-from tessera.service.config import Config
-from tessera.service.retention import Pruner
-from tessera.service.settings.sources import load_config
-from tessera.service.wiring import run_server
+from tessera.service.server.settings.config import Config
+from tessera.service.server.settings.sources import load_config
+from tessera.service.server.tasks.retention import Pruner
+from tessera.service.server.wiring import run_server
 from tests.support.access import add_audit_entries
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (

@@ -13,16 +13,16 @@ import pytest
 from grpc import StatusCode
 
 from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.formulation.base.values import GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.values import GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
-from tessera.service.rpc import curves
-from tessera.service.rpc.convert.estimates import to_workload
-from tessera.service.rpc.curves import KeptResults
+from tessera.service.server.convert.estimates import to_workload
+from tessera.service.server.estimates.deriver import CellDeriver
+from tessera.service.server.rpc import curves
+from tessera.service.server.rpc.curves import KeptResults
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc, jobs_pb2
 from tests.support.api import (

@@ -15,9 +15,9 @@ import grpc.aio
 import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.db.reads import get_cluster, get_job
-from tessera.db.store import Store
-from tessera.formulation.errors import DeadlineTooShort, NotFound
+from tessera.db.store.reads import get_cluster, get_job
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import DeadlineTooShort, NotFound
 from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
@@ -25,9 +25,9 @@ from tessera.formulation.records.rounds import (
     decision_record,
 )
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import Snapshot
-from tessera.service import deciding, loop
-from tessera.service.rpc.server import Server
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds import deciding, loop
+from tessera.service.server.rpc.serving.server import Server
 from tessera.solvers.base import Budget
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb

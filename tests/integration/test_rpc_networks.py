@@ -13,8 +13,8 @@ import pytest
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from tessera.db.store import Store
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.store.store import Store
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.api import refusal_of
@@ -258,7 +258,7 @@ async def test_planning_is_refused_if_the_topology_is_deleted_meanwhile(
 ) -> None:
     a_cluster(store)
     # The topology is deleted only after this check.
-    monkeypatch.setattr("tessera.db.network.has_topology", lambda *_: True)
+    monkeypatch.setattr("tessera.db.clusters.network.has_topology", lambda *_: True)
     async with api(store) as a:
         code, _, _ = await refusal_of(a.plan(dry_run=dry_run))
         assert code is StatusCode.NOT_FOUND

@@ -12,10 +12,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.errors import InvalidInput
-from tessera.service.standing_policy import StandingPolicies
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import InvalidInput
+from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.api import (
@@ -272,7 +272,7 @@ async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
 MODULE = "allowed_lab"
 TEXT = """
 import numpy as np
-from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.round.objectives.values import ColumnValues
 
 class LastFirst:
     name = "last-first"

@@ -19,13 +19,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 from typer.testing import CliRunner
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.tenants import list_tenants
+from tessera.db.clusters.tenants import list_tenants
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
 from tessera.service.cli import main
 from tessera.service.cli.client import Exit
-from tessera.service.rpc.servicers import SERVICES
-from tessera.service.wiring import run_server
+from tessera.service.server.rpc.serving.servicers import SERVICES
+from tessera.service.server.wiring import run_server
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,

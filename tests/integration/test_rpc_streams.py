@@ -18,24 +18,28 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.db.engine import Database
-from tessera.db.reads import get_node
-from tessera.db.store import Store
-from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
-from tessera.formulation.lifecycle import JobState
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_node
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import NotAllowed, NotFound, NotMigrated, Unavailable
+from tessera.formulation.base.values import Cell
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.access import Refusal
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, TrainingRecord
 from tessera.formulation.records.logs import LogRead
-from tessera.formulation.values import Cell
-from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
-from tessera.service.rpc.errors import code_of
-from tessera.service.rpc.interceptor import CallInterceptor
-from tessera.service.security.admission import Admission
-from tessera.service.security.auditing import RefusalRecorder
-from tessera.service.security.authenticator import Authenticator
-from tessera.service.security.gate import Gate
-from tessera.service.security.sessions import Sessions
+from tessera.service.server.rpc.serving.answers import (
+    AnswerRoom,
+    BoundedAnswers,
+    shorten_left_clients,
+)
+from tessera.service.server.rpc.serving.errors import code_of
+from tessera.service.server.rpc.serving.interceptor import CallInterceptor
+from tessera.service.server.security.admission import Admission
+from tessera.service.server.security.auditing import RefusalRecorder
+from tessera.service.server.security.authenticator import Authenticator
+from tessera.service.server.security.gate import Gate
+from tessera.service.server.security.sessions import Sessions
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import until

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from tessera.db.cluster_changes import upsert_nodes
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.explanations.applying import apply_changes
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.reasons import ReasonCode
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.explanations.applying import apply_changes
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.job.runtime_offers import AgentOffers, RuntimeOffer
+from tessera.formulation.job.runtimes import COMMAND, JAX, REPLAY
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtime_offers import AgentOffers, RuntimeOffer
-from tessera.formulation.runtimes import COMMAND, JAX, REPLAY
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support import api as calls

@@ -12,17 +12,17 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import migrate
-from tessera.db.engine import Database
-from tessera.db.leases import acquire_lease
-from tessera.db.pgserver import _programs
-from tessera.db.reads import get_job
-from tessera.db.store import Store
-from tessera.db.tables import metadata
-from tessera.db.tables.triggers import SCHEMA_FENCE
-from tessera.db.tenants import delete_tenants
-from tessera.formulation.errors import NotMigrated
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.clusters.tenants import delete_tenants
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.schema import migrate
+from tessera.db.schema.engine import Database
+from tessera.db.schema.pgserver import _programs
+from tessera.db.schema.tables import metadata
+from tessera.db.schema.tables.triggers import SCHEMA_FENCE
+from tessera.db.store.reads import get_job
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import NotMigrated
+from tessera.formulation.job.lifecycle import JobEvent
 from tests.support.database import a_database
 from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, run, submit
 

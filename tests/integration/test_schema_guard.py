@@ -14,20 +14,20 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
-from tessera.db import migrate
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database, connect_database
-from tessera.db.leases import acquire_lease
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_job, list_jobs
-from tessera.db.rounds import list_rounds
-from tessera.db.store import Store
-from tessera.formulation.errors import NotMigrated
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.rounds.leases import acquire_lease
+from tessera.db.rounds.rounds import list_rounds
+from tessera.db.schema import migrate
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.reads import get_job, list_jobs
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import NotMigrated
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
-from tessera.service.config import Config
-from tessera.service.wiring import run_server
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.migrations import a_newer_release
 from tests.support.patience import PATIENCE_S

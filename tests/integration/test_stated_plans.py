@@ -9,17 +9,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tessera.db.store import Store
+from tessera.db.store.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.execution_plan import (
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
     read_execution_plan,
 )
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.techniques import Technique, techniques_of
-from tessera.service.cells.deriver import CellDeriver
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.job.techniques import Technique, techniques_of
+from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.api import (
     INVALID,

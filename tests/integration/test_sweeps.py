@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.provenance import ROOT
 from tessera.simulator.sweeps import runner
 from tessera.simulator.sweeps import tasks as module

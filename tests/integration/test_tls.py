@@ -20,15 +20,15 @@ from grpc import StatusCode
 from typer.testing import CliRunner, Result
 
 from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel, open_channel
-from tessera.db.engine import Database
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput
+from tessera.db.schema.engine import Database
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import main
 from tessera.service.cli.client import Exit
-from tessera.service.config import Config
-from tessera.service.security.authority import create_authority
-from tessera.service.security.key_files import write_public
-from tessera.service.wiring import run_server
+from tessera.service.server.security.authority import create_authority
+from tessera.service.server.security.key_files import write_public
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tessera.v1 import access_pb2, access_pb2_grpc
 from tests.support.certificates import DAY_S, EchoPorts, Site, echo_server, make_site
 from tests.support.identity_provider import (

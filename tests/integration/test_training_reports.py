@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tessera.db.agents import load_desired_gangs
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
 from tests.support.reports import PHASE, a_member, report_members, report_training, start_times
 from tests.support.round_trips import record_trips

@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.deletion import delete_cluster
-from tessera.db.engine import Database
-from tessera.db.prune import prune_batch
-from tessera.db.purge import purge_batch
-from tessera.db.reads import list_estimates
-from tessera.db.store import Store
+from tessera.db.clusters.deletion import delete_cluster
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import list_estimates
+from tessera.db.store.store import Store
+from tessera.db.upkeep.prune import prune_batch
+from tessera.db.upkeep.purge import purge_batch
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Precision,
     ZeroStage,
     join_chunks,
     read_execution_plan,
 )
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.lifecycle import JobEvent
+from tessera.formulation.job.runtimes import RUNTIMES, TORCHRUN
+from tessera.formulation.job.techniques import techniques_of
 from tessera.formulation.records.agents import DesiredGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.store import Retention
-from tessera.formulation.runtimes import RUNTIMES, TORCHRUN
-from tessera.formulation.techniques import techniques_of
-from tessera.formulation.values import EstimateSource, GpuType, Workload
-from tessera.service.cells.deriver import CellDeriver
+from tessera.service.server.estimates.deriver import CellDeriver
 from tests.support.decided_rounds import plan_of, schedule
 from tests.support.logged import logged_lines
 from tests.support.reports import OUT_OF_MEMORY, PHASE, report_training

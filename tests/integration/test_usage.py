@@ -12,18 +12,18 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from tessera.db.engine import Database
-from tessera.db.reads import list_jobs
-from tessera.db.store import Store
-from tessera.db.tenants import upsert_tenants
-from tessera.db.usage import sum_usage
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.clusters.usage import sum_usage
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import list_jobs
+from tessera.db.store.store import Store
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.store import Retention
 from tessera.formulation.records.usage import UsageQuery, UsageRecord
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.v1 import tenants_pb2
 from tests.support.api import C as PLACE
 from tests.support.api import a_submit, a_tenant, api, refusal_of, some_tenants

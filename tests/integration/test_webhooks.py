@@ -14,9 +14,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from tessera.client import ChannelSettings
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.webhooks import (
+from tessera.db.base.webhooks import (
     add_webhook,
     claim_webhook,
     delete_webhook,
@@ -26,12 +24,14 @@ from tessera.db.webhooks import (
     note_failure,
     revive_webhook,
 )
-from tessera.formulation.access import Role
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import AlreadyExists, LimitReached, NotFound
-from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.webhooks import (
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import AlreadyExists, LimitReached, NotFound
+from tessera.formulation.job.lifecycle import JobEvent
+from tessera.formulation.records.webhooks import (
     MAX_FAILURES,
     MAX_WEBHOOKS,
     WebhookEvent,
@@ -39,10 +39,10 @@ from tessera.formulation.webhooks import (
     WebhookSpec,
     sign_body,
 )
-from tessera.service.rpc.calls import Calls
-from tessera.service.webhooks.addresses import read_networks
-from tessera.service.webhooks.deliverer import WebhookDeliverer
-from tessera.service.webhooks.sending import Sender, SendingOptions
+from tessera.service.server.tasks.calls import Calls
+from tessera.service.server.webhooks.addresses import read_networks
+from tessera.service.server.webhooks.deliverer import WebhookDeliverer
+from tessera.service.server.webhooks.sending import Sender, SendingOptions
 from tessera.v1 import jobs_pb2, webhooks_pb2
 from tests.support.api import INVALID
 from tests.support.hook_target import HookTarget, hook_target

@@ -16,23 +16,23 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
-from tessera.db import forecasts
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.lifecycle import JobEvent
+from tessera.db.base import forecasts
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
-from tessera.formulation.spreads import ClusterForecast, ForecastHistory, Spread
-from tessera.service.config import Config
-from tessera.service.forecaster import (
+from tessera.formulation.records.spreads import ClusterForecast, ForecastHistory, Spread
+from tessera.service.server.rounds.forecaster import (
     Forecaster,
     ForecastOrder,
     forecast_rhythm,
     make_ordered_forecast,
 )
-from tessera.service.loop import RoundLoop
-from tessera.service.standing_policy import StandingPolicies
-from tessera.service.what_if import asking
-from tessera.service.wiring import run_server
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.standing_policy import StandingPolicies
+from tessera.service.server.settings.config import Config
+from tessera.service.server.what_if import asking
+from tessera.service.server.wiring import run_server
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
 from tests.support.api import (
     Api,

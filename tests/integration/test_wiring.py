@@ -11,13 +11,13 @@ from typing import cast
 import grpc.aio
 import pytest
 
-from tessera.db import embedded
-from tessera.db.engine import Database, connect_database
-from tessera.db.migrate import upgrade_schema
-from tessera.db.store import Store
-from tessera.formulation.errors import InvalidInput
-from tessera.service import embedded_watch
-from tessera.service.wiring import run_server
+from tessera.db.schema import embedded
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.schema.migrate import upgrade_schema
+from tessera.db.store.store import Store
+from tessera.formulation.base.errors import InvalidInput
+from tessera.service.server.tasks import embedded_watch
+from tessera.service.server.wiring import run_server
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,

@@ -11,26 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.solvers.answers import (
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.round.problem import Problem
+from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import (
     is_answer,
     make_solution,
     objective_of,
     trivial_bound,
     without_answer,
 )
-from tessera.solvers.base import Budget, Solver
-from tessera.solvers.branching import Branching, KnapsackFilling
-from tessera.solvers.branching import stated as statement
-from tessera.solvers.branching.fillings import FillingPool
-from tessera.solvers.branching.joining import find_classes
-from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.prices import price_problem
-from tessera.solvers.simplify import simplify
-from tessera.solvers.waiting_columns import with_waiting_as_columns
+from tessera.solvers.exact.branching import Branching, KnapsackFilling
+from tessera.solvers.exact.branching import stated as statement
+from tessera.solvers.exact.branching.fillings import FillingPool
+from tessera.solvers.exact.branching.joining import find_classes
+from tessera.solvers.exact.branching.stated import StatedKnapsacks, state_knapsacks
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.prices import price_problem
+from tessera.solvers.exact.simplify import simplify
+from tessera.solvers.exact.waiting_columns import with_waiting_as_columns
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import examples
 from tests.support.problems import a_problem, are_equal, brute_force

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.check import find_placement_violations, find_violations
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
-from tessera.formulation.values import Hold
+from tessera.formulation.answer.check import find_placement_violations, find_violations
+from tessera.formulation.answer.placement import Gang, Placement, changed_gangs, current_gangs
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import build_problem
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.laws import examples
 

@@ -30,7 +30,7 @@ from tessera.estimator.plans import (
     Training,
 )
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.execution_plan import Schedule
+from tessera.formulation.job.execution_plan import Schedule
 from tests.support.estimates import a_graph, a_layer, one_candidate
 from tests.support.laws import examples
 from tests.support.oracles.pipeline_events import simulated_s

@@ -7,7 +7,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.values import Workload
+from tessera.formulation.base.values import Workload
 from tests.support.laws import examples
 from tests.support.oracles.listed_plans import NODE_GPUS, ListedRound, WaitingJob
 from tests.support.worlds import a_profile

@@ -11,18 +11,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.deadlines.bench_deadlines import OverloadCase, draw_overload, drive_load
-from tessera.formulation.lookahead import Lookahead, look_ahead, picks_of, slot_boundaries
-from tessera.formulation.lookahead.check import find_schedule_violations
-from tessera.formulation.policy import DEADLINE_MODES, Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.lookahead_check import find_schedule_violations
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.lookahead import Lookahead, look_ahead, picks_of, slot_boundaries
+from tessera.formulation.round.policy import DEADLINE_MODES, Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.kernels.slotprices import Segments, price_schedules, select_cheapest
 from tessera.solvers.lookahead import ADMISSION, admit, exact
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.lookahead.integers import to_integers
 from tessera.solvers.lookahead.market import open_market, work_to_train
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.dated_jobs import ENDLESS, NOW_S, snapshots, train_until
 from tests.support.laws import examples

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.network.factors import (
     MOST_STEPS,
     AloneTimes,

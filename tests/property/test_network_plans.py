@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.network.tags import CONTROL_TAG, RESERVED_TAGS, assign_tags
-from tessera.formulation.placement import Gang
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.answer.network.tags import CONTROL_TAG, RESERVED_TAGS, assign_tags
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.network.compression import compress_levels, compression_of
 from tessera.solvers.network.compression.cuts import cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.flows import NetworkJob, build_contention
-from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.document import build_topology
-from tessera.formulation.topologies.measures import bisection_bytes_per_s
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.topology import NO_HOST, Topology
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.topologies.document import build_topology
+from tessera.formulation.state.topologies.measures import bisection_bytes_per_s
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.topology import NO_HOST, Topology
+from tessera.formulation.state.traffic import Pattern
 from tests.support.laws import examples
 from tests.support.topologies import (
     a_clos,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.small_rounds import draw_snapshot
-from tessera.formulation.check import find_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import Statement, state_round
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
-from tessera.solvers.greedy import Greedy
 from tessera.solvers.registry import DEFAULT, make_solver
 from tests.support.laws import examples
 from tests.support.oracles.objective_values import Choice, Oracle, OracleGoal, OracleOption

@@ -11,21 +11,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.cells import Cells, build_cells
-from tessera.formulation.dominance import find_undominated
-from tessera.formulation.packing import PackingWeights, classify_shapes, packing_rows
-from tessera.formulation.packing.shapes import packable_types
-from tessera.formulation.packing.validity import find_false_rows
-from tessera.formulation.placement import current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem, state_round
+from tessera.formulation.answer.packing_check import find_false_rows
+from tessera.formulation.answer.placement import current_gangs
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.round.packing import PackingWeights, classify_shapes, packing_rows
+from tessera.formulation.round.packing.shapes import packable_types
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem, state_round
+from tessera.formulation.state.cells import Cells, build_cells
+from tessera.formulation.state.dominance import find_undominated
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.placement import place
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate

@@ -12,16 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.check import find_placement_violations, find_violations, score_solution
-from tessera.formulation.demand import NOT_STATED, Demand
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, restrict_problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
+from tessera.formulation.answer.check import (
+    find_placement_violations,
+    find_violations,
+    score_solution,
+)
+from tessera.formulation.answer.placement import Gang, Placement, current_gangs
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem, restrict_problem
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.demand import NOT_STATED, Demand
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement import PlacementResult, defragment, place
 from tessera.solvers.placement.blocks import carve_share, mask_of
 from tessera.solvers.placement.free import FreeGpus, Layout, Spots

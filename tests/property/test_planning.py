@@ -21,7 +21,7 @@ from tessera.estimator.planning.stages import (
     stage_shares,
 )
 from tessera.estimator.planning.tuning import whole_space
-from tessera.formulation.execution_plan import Schedule
+from tessera.formulation.job.execution_plan import Schedule
 from tests.support.estimates import pipelines_of
 from tests.support.laws import examples
 from tests.support.planning import (

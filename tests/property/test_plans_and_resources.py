@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.promises.guarantee import request_rate
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.promises.guarantee import request_rate
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import DEFAULT, make_solver
 from tessera.solvers.rounds.plan import plan_round

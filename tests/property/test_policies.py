@@ -12,18 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.information import Information, all_estimates, searched_optimum, single_gpu
-from tessera.formulation.lifecycle import SCHEDULABLE, JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.plan_tables import RefusedPlans, Runtimes
-from tessera.formulation.policy import Policy
-from tessera.formulation.selectors import Requirement, Selector
-from tessera.formulation.snapshot import STATES, Estimates, Jobs, Snapshot
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.selectors import Requirement, Selector
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.lifecycle import SCHEDULABLE, JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.information import (
+    Information,
+    all_estimates,
+    searched_optimum,
+    single_gpu,
+)
+from tessera.formulation.state.plan_tables import RefusedPlans, Runtimes
+from tessera.formulation.state.snapshot import STATES, Estimates, Jobs, Snapshot
 from tessera.simulator.run import Decider, Result
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round

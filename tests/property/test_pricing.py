@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, make_instance
-from tessera.formulation.check import find_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
-from tessera.formulation.tables import Floats
-from tessera.solvers.answers import is_answer, make_solution, objective_of, trivial_bound
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, find_better_choice
+from tessera.solvers.exact.answers import is_answer, make_solution, objective_of, trivial_bound
+from tessera.solvers.exact.greedy import Greedy, find_better_choice
+from tessera.solvers.exact.portfolio import Portfolio
+from tessera.solvers.exact.prices import price_near, price_problem
+from tessera.solvers.exact.pricing import Pricing, dual
+from tessera.solvers.exact.pricing.dual import descend, descend_near
+from tessera.solvers.exact.pricing.surface import surface_near
+from tessera.solvers.exact.relaxation import Relaxation
 from tessera.solvers.kernels.greedy import least_loss
 from tessera.solvers.kernels.planes import lowest_point
 from tessera.solvers.kernels.pricing import price_best_columns
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import price_near, price_problem
-from tessera.solvers.pricing import Pricing, dual
-from tessera.solvers.pricing.dual import descend, descend_near
-from tessera.solvers.pricing.surface import surface_near
 from tessera.solvers.registry import make_solver, solver_names
-from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
 from tests.support.odd_problems import (

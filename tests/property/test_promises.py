@@ -11,14 +11,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import ACTIVE
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATES, Nodes, Snapshot
-from tessera.formulation.solution import SolveStatus
-from tessera.formulation.statement import state_round
-from tessera.solvers.answers import is_answer
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.job.lifecycle import ACTIVE
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.snapshot import STATES, Nodes, Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.answers import is_answer
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import (

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.lookahead import look_ahead
-from tessera.formulation.lookahead.check import find_schedule_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.lookahead_check import find_schedule_violations
+from tessera.formulation.round.lookahead import look_ahead
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, rollout
 from tessera.solvers.lookahead.admission import drafts_before_deadlines

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.formulation.certificates import Certificate, PriceLeaf
-from tessera.formulation.codec import digest
-from tessera.formulation.packing.validity import find_false_rows
-from tessera.formulation.placement import Gang
-from tessera.formulation.proofs import RoundProof
+from tessera.formulation.answer.certificates import Certificate, PriceLeaf
+from tessera.formulation.answer.codec import digest
+from tessera.formulation.answer.packing_check import find_false_rows
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.proofs import RoundProof
 from tessera.formulation.records.rounds import RoundRecord, decision_record
-from tessera.formulation.snapshot import Snapshot
-from tessera.service.round_summary import summarise_round
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds.round_summary import summarise_round
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions

@@ -13,16 +13,16 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
-from tessera.formulation.values import GpuType
-from tessera.service.cli import tenants as tenants_cli
-from tessera.service.cli.clusterfile import read_cluster
+from tessera.service.cli.clusters import tenants as tenants_cli
+from tessera.service.cli.clusters.clusterfile import read_cluster
+from tessera.service.cli.clusters.tenantfile import read_tenants
+from tessera.service.cli.clusters.topology import read_document
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import show_message
-from tessera.service.cli.tenantfile import read_tenants
-from tessera.service.cli.topology import read_document
-from tessera.service.rpc.convert.clusters import of_cluster, of_node, to_gpu_types, to_node_spec
-from tessera.service.rpc.convert.tenants import of_tenant, to_tenant
+from tessera.service.server.convert.clusters import of_cluster, of_node, to_gpu_types, to_node_spec
+from tessera.service.server.convert.tenants import of_tenant, to_tenant
 from tessera.v1 import clusters_pb2, networks_pb2
 
 IDS = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import score_solution
-from tessera.formulation.codec import decode, digest, encode
-from tessera.formulation.decisions import CHANGES_GPUS
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.policy import Policy
-from tessera.formulation.rates import expected_rate, unit_rate
-from tessera.formulation.records.forecasts import EVENTS
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.what_if.hypotheses import (
+from tessera.formulation.answer.check import score_solution
+from tessera.formulation.answer.codec import decode, digest, encode
+from tessera.formulation.answer.decisions import CHANGES_GPUS
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.answer.hypotheses import (
     Hypothesis,
     append_jobs,
     apply_hypotheses,
     without_last_jobs,
 )
+from tessera.formulation.records.forecasts import EVENTS
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.rates import expected_rate, unit_rate
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.rhythm import RoundRhythm

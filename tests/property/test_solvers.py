@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import find_violations
-from tessera.formulation.goals import Linear
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import Statement
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.round.goals import Linear
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.cbc import Cbc
-from tessera.solvers.convex import Convex
-from tessera.solvers.cpsat import CpSat
-from tessera.solvers.cpsat import model as cpsat_model
-from tessera.solvers.fixing import core_of
+from tessera.solvers.exact.cbc import Cbc
+from tessera.solvers.exact.convex import Convex
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.cpsat import model as cpsat_model
+from tessera.solvers.exact.fixing import core_of
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.portfolio import Portfolio
+from tessera.solvers.exact.prices import price_problem
+from tessera.solvers.exact.relaxation import Relaxation
 from tessera.solvers.goals import SolvedGoals, solve_goals
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import price_problem
 from tessera.solvers.registry import make_solver
-from tessera.solvers.relaxation import Relaxation
 from tests.support.goals import (
     best_answers,
     every_answer,

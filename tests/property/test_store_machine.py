@@ -15,22 +15,23 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from tessera.db.agents import load_desired_gangs
-from tessera.db.drains import drain_nodes
-from tessera.db.engine import Database
-from tessera.db.job_changes import update_job
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_cluster, get_node, job_history
-from tessera.db.store import Connection, Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tables import metadata
-from tessera.db.tenants import delete_tenants, list_tenants, upsert_tenants
-from tessera.formulation.check import find_doubly_held
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.last_round import StartPlan
-from tessera.formulation.lifecycle import (
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
+from tessera.db.clusters.drains import drain_nodes
+from tessera.db.clusters.tenants import delete_tenants, list_tenants, upsert_tenants
+from tessera.db.jobs.job_changes import update_job
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.schema.tables import metadata
+from tessera.db.store.reads import get_cluster, get_node, job_history
+from tessera.db.store.store import Connection, Store
+from tessera.formulation.answer.check import find_doubly_held
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import current_gangs
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, RoundSuperseded
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.lifecycle import (
     ACTIVE,
     LEAVING,
     WAITING,
@@ -39,7 +40,6 @@ from tessera.formulation.lifecycle import (
     advance_state,
     is_allowed,
 )
-from tessera.formulation.placement import current_gangs
 from tessera.formulation.records.agents import (
     DesiredState,
     HealthFault,
@@ -48,8 +48,8 @@ from tessera.formulation.records.agents import (
 )
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import STATES, Snapshot
-from tessera.formulation.values import Hold
+from tessera.formulation.state.last_round import StartPlan
+from tessera.formulation.state.snapshot import STATES, Snapshot
 from tests.support.laws import examples
 from tests.support.stored_cluster import (
     C,

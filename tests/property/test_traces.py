@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import profiles, trace
 from tessera.simulator.traces.csv_writer import trace_csv

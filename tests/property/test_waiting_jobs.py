@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.arrays import ArrayRange
-from tessera.formulation.check import find_placement_violations
-from tessera.formulation.dependencies import Condition, Dependency, find_circle
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.answer.check import find_placement_violations
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.arrays import ArrayRange
+from tessera.formulation.job.dependencies import Condition, Dependency, find_circle
+from tessera.formulation.job.lifecycle import ACTIVE, LEAVING, JobState
+from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Dependencies, Snapshot
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Dependencies, Snapshot
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.forecast import WAITS_FOR_UNKNOWN, make_forecast, sample_times

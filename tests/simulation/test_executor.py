@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator import executor
 from tessera.simulator.executor import ReplayFailed, replay_lines
 from tessera.simulator.hazards import Failure, Straggler

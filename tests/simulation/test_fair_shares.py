@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.fair_share import fair_shares
 from tessera.formulation.records.clusters import TenantSpec
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.fair_share import fair_shares
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.run import Conditions, Decider, simulate
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival

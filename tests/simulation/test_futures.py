@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import (
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import EstimateSource
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.records.forecasts import Submission
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.last_round import (
     NO_EXPECTED_RELEASES,
     PlannedNodes,
     PlannedStarts,
     StartPlan,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.records.forecasts import Submission
-from tessera.formulation.snapshot import Jobs, Snapshot
-from tessera.formulation.values import EstimateSource
+from tessera.formulation.state.snapshot import Jobs, Snapshot
 from tessera.simulator.executor import replay_lines
 from tessera.simulator.forecasts.draws import Draw, History, draw_facts
 from tessera.simulator.forecasts.future import follow_future

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.answer.decisions import DecisionKind
 from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.world import World
 from tests.support.worlds import (

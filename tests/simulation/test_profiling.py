@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tessera.estimator.profiling.tasks import LEAST_WEIGHT, ProfilingOptions, missing_tasks
+from tessera.formulation.base.values import GpuType, Workload
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimationInputs,
     UnestimatedWorkload,
 )
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.executor import ReplayFailed, replay_lines
 from tessera.simulator.hazards import Failure
 from tessera.simulator.logfile import lines_of, log_of

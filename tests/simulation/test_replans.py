@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.policy import MAX_SPACING
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.round.policy import MAX_SPACING
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.metrics import reference_of, run_figures
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate

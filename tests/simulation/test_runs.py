@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tessera.formulation.check import Violation
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.answer.check import Violation
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.clusters import TenantSpec
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import Workload
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.hazards import (
     DAY_S,
     Failure,

@@ -8,18 +8,23 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.formulation.codec import encode
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from tessera.formulation.proofs import NO_PROOF
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.codec import encode
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.proofs import NO_PROOF
+from tessera.formulation.base.errors import (
+    DeadlineTooShort,
+    NotFound,
+    RequestIdReused,
+    RoundSuperseded,
+)
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import Snapshot
-from tessera.service.loop import RoundLoop
-from tessera.service.ports.rounds import Rounds
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.ports.rounds import Rounds
+from tessera.service.server.rounds.loop import RoundLoop
 from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tessera.db.engine import Database
-from tessera.formulation.access import AUDITED, AuditedCall, Role
+from tessera.db.schema.engine import Database
+from tessera.formulation.base.access import AUDITED, AuditedCall, Role
+from tessera.formulation.base.secrets import JOIN_PREFIX, SecretToken, hash_secret
 from tessera.formulation.records.access import CertificateRecord, JoinTokenSpec, TokenSpec
-from tessera.formulation.secrets import JOIN_PREFIX, SecretToken, hash_secret
 from tests.support.stored_cluster import C, execute
 
 LATER_S = 4e9

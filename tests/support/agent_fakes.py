@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent.network.backend import MapChange, find_differences
 from tessera.service.agent.runtimes.protocol import (
     ExitOutcome,

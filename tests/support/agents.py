@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tessera.formulation.launch import LaunchSpec
+from tessera.formulation.job.launch import LaunchSpec
 from tessera.service.agent.runtimes.protocol import Member, MemberHandle, Runtime
 from tessera.v1 import agents_pb2 as pb
 from tests.support.launches import launch_message

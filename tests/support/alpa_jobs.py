@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
-from tessera.formulation.runtimes import ALPA
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.job.runtimes import ALPA
 from tessera.v1 import agents_pb2 as pb
 from tests.support.programs import ProgramBench
 

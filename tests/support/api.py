@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from tessera.db.store import Store
+from tessera.db.store.store import Store
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import (
     clusters_pb2,

@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.statement import Statement, draft_columns, state_draft
-from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import EstimateSource, GpuType, Hold, Workload
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import Statement, draft_columns, state_draft
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
 
 TYPES = ("a100", "v100", "a40", "a10")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import Cell
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import Cell
+from tessera.formulation.state.snapshot import Snapshot
 
 _PARTS = {f.name for f in fields(Cell)}
 

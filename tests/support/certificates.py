@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tessera.client import ChannelSettings
-from tessera.formulation.clock import SystemClock
-from tessera.service.security.authority import (
+from tessera.formulation.base.clock import SystemClock
+from tessera.service.server.security.authority import (
     KeyedCertificate,
     create_authority,
     issue_server_certificate,
     sign_agent_certificate,
 )
-from tessera.service.security.key_files import (
+from tessera.service.server.security.key_files import (
     parse_certificates,
     parse_key,
     read_file,
@@ -31,7 +31,7 @@ from tessera.service.security.key_files import (
     write_private,
     write_public,
 )
-from tessera.service.security.serving import CertificateFiles, ServingCertificate
+from tessera.service.server.security.serving import CertificateFiles, ServingCertificate
 
 DAY_S = 86_400.0
 HOSTS = ("localhost", "127.0.0.1")

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.db.engine import Database
+from tessera.db.schema.engine import Database
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cli.main import app
-from tessera.service.config import Config
-from tessera.service.wiring import run_server
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 from tests.support.patience import PATIENCE_S
 
 CLUSTER = """\

@@ -12,7 +12,7 @@ from tessera.estimator.reconfiguration.configurations import (
     TransformerFacts,
 )
 from tessera.estimator.reconfiguration.fitting import MeasuredRun
-from tessera.formulation.execution_plan import ZeroStage
+from tessera.formulation.job.execution_plan import ZeroStage
 
 RATES: Final = MachineRates(intra_bytes_per_s=100e9, inter_bytes_per_s=40e9, pcie_bytes_per_s=20e9)
 

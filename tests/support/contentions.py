@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.base.tables import Floats, Ints
 
 
 def a_contention(

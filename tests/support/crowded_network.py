@@ -8,15 +8,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.network.facts import Traffics
-from tessera.formulation.network.traffic import CellTraffic, intern_traffic
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.topologies import document
-from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.topologies.topology import Topology
-from tessera.formulation.values import GpuType, Hold, Workload
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import GpuType, Hold, Workload
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.network_facts import Traffics
+from tessera.formulation.state.snapshot import (
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Nodes,
+    Snapshot,
+)
+from tessera.formulation.state.topologies import document
+from tessera.formulation.state.topologies.described import DescribedTopology
+from tessera.formulation.state.topologies.topology import Topology
+from tessera.formulation.state.traffic import CellTraffic, intern_traffic
 from tests.support.network_families import family_traffic
 from tests.support.occupancy import Occupancy, first_fit
 

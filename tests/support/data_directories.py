@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.db import embedded
+from tessera.db.schema import embedded
 
 MakeDataDirectory = Callable[[Path], Path]
 

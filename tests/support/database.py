@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import embedded, migrate
-from tessera.db.engine import Database, connect_database
-from tessera.db.store import Store
+from tessera.db.schema import embedded, migrate
+from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.store import Store
 
 TEMPLATE = "tessera_template"
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
-from tessera.formulation.tables import Bools
-from tessera.formulation.values import Hold
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.last_round import ScheduleSegments
+from tessera.formulation.state.snapshot import STATE_CODE, Allocations, Snapshot
 from tessera.solvers.base import Budget
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

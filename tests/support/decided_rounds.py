@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.db.store import Store
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.decisions import Decision
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.db.store.store import Store
+from tessera.formulation.answer.decisions import Decision
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.service.loop import RoundLoop
+from tessera.service.server.rounds.loop import RoundLoop
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.stored_cluster import C, commit, job

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import Contention, LinkDemand
+from tessera.formulation.base.tables import Floats, Ints
 
 
 def a_demand(

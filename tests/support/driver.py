@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import NO_EXPECTED_RELEASES, keep_starts
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import Reason
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
-from tessera.formulation.starts.planner import with_plan
-from tessera.formulation.tenants import Quotas, Tenants
-from tessera.formulation.values import Hold
+from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import Reason
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.starts.planner import with_plan
+from tessera.formulation.state.last_round import NO_EXPECTED_RELEASES, keep_starts
+from tessera.formulation.state.permissions import (
+    AllowedGpuTypes,
+    AvoidedNodes,
+    Selectors,
+    UnmatchedNodes,
+)
+from tessera.formulation.state.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tessera.db import embedded
+from tessera.db.schema import embedded
 from tests.support.data_directories import MakeDataDirectory
 from tests.support.waiting import until
 

@@ -21,7 +21,7 @@ from tessera.estimator.plans import (
     StageCosts,
     Training,
 )
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 
 
 def a_layer(**given: Any) -> Layer:

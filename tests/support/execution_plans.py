@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -19,7 +20,6 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Workload
 
 
 @st.composite

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.rounds.families import knapsacks, resources, snapshots
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.snapshot import Snapshot
 
 Draw = Callable[[np.random.Generator, int, int, int], Snapshot | Problem]
 

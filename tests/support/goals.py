@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.formulation.draft import RowUse
-from tessera.formulation.goals import Goal, Levels, Linear
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.solution import Solution
-from tessera.formulation.statement import Statement, replace_goal_values
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.draft import RowUse
+from tessera.formulation.round.goals import Goal, Levels, Linear
+from tessera.formulation.round.problem import CouplingRow, Problem, RowKind
+from tessera.formulation.round.statement import Statement, replace_goal_values
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.goals import build_surrogate
 from tessera.solvers.goals.rows import with_rows
-from tessera.solvers.greedy import Greedy
 from tests.support.problems import problems
 
 

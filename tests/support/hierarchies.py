@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
+from tessera.formulation.state.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
 
 
 def a_machine(

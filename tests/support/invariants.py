@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from tessera.db.engine import Database
+from tessera.db.schema.engine import Database
 
 INVARIANTS: Final[Mapping[str, str]] = {
     "a GPU has two holders": """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.base.values import Cell, Workload
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec
-from tessera.formulation.values import Cell, Workload
 
 _OF_SPEC = {field.name for field in fields(JobSpec)}
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from tessera.formulation.launch import LaunchSpec, SecretVariable
-from tessera.formulation.runtimes import TORCHRUN
+from tessera.formulation.job.launch import LaunchSpec, SecretVariable
+from tessera.formulation.job.runtimes import TORCHRUN
 from tessera.v1 import launch_pb2
 
 DURATIONS: Final = ("stall_limit", "stop_grace", "tuning_budget")

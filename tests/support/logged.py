@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.logs import RecordFormatter
+from tessera.formulation.base.logs import RecordFormatter
 
 
 def logged_lines(caplog: pytest.LogCaptureFixture, event: str = "") -> list[str]:

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from tessera.service.rpc.servicers import SERVICES
+from tessera.service.server.rpc.serving.servicers import SERVICES
 
 
 def methods_of(*services: str) -> dict[str, MethodDescriptor]:

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from tessera.db import migrate, revision
-from tessera.db.engine import Database, connect_database
+from tessera.db.schema import migrate, revision
+from tessera.db.schema.engine import Database, connect_database
 
 _SECOND_MIGRATION: Final = """
 from alembic import op

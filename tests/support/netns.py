@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent.network.commands import run_command, runner_inside, search_path
 
 REPOSITORY = Path(__file__).parents[2]

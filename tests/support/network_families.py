@@ -23,12 +23,8 @@ from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Training, shape_of
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.execution_plan import (
-    ExecutionPlan,
-    PlanStage,
-    Precision,
-)
-from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage, Precision
+from tessera.formulation.state.traffic import CellTraffic
 
 HOST_GPUS: Final = 8
 """GPUs of a host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.solvers.network import factors
 from tessera.solvers.network.factors import AloneTimes
 

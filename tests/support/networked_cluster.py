@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tessera.db import network
-from tessera.db.store import Store
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic
-from tessera.formulation.topologies.described import decode_topology
+from tessera.db.clusters import network
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.store.store import Store
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.formulation.state.traffic import CellTraffic, StageTraffic
 from tests.support.stored_cluster import (
     C,
     a_cluster,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tessera.formulation.network.contention import LinkDemand
+from tessera.formulation.answer.network.contention import LinkDemand
 
 
 @dataclass(frozen=True, kw_only=True)

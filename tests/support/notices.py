@@ -8,8 +8,8 @@ from typing import Any
 
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 
-from tessera.db.engine import Database
-from tessera.db.turn import ROUNDS_CHANNEL
+from tessera.db.base.turn import ROUNDS_CHANNEL
+from tessera.db.schema.engine import Database
 
 MARK = "everything before this has been heard"
 

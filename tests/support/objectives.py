@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.objectives import column_values, with_needs
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tenants import NO_TENANTS, Tenants
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives import column_values, with_needs
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.tenants import NO_TENANTS, Tenants
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 BATCH = 256

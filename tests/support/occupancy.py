@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import Gang
-from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.topologies.topology import Topology
 from tessera.solvers.network.jobs.hived import Free
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cells import one_cell
-from tessera.formulation.check import find_violations
-from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
+from tessera.formulation.state.cells import one_cell
 from tests.support.family_problems import SMALL_FAMILIES, draw_small_family
 
 KINDS: Final = (

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations_with_replacement
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem, migration_price, placed_value
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.round.problem import Problem, migration_price, placed_value
+from tessera.formulation.state.snapshot import Snapshot
 
 
 def accepted_shapes(gpus: int, nodes: int, sizes: set[int]) -> Iterator[tuple[int, ...]]:

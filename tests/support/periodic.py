@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tessera.db.reads import get_cluster
-from tessera.db.store import Store
-from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
-from tessera.service.rpc.calls import Calls
+from tessera.db.store.reads import get_cluster
+from tessera.db.store.store import Store
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.periodic import PeriodicRounds
+from tessera.service.server.tasks.calls import Calls
 from tests.support.hand_clock import HandClock
 
 HOUR_S = 3600.0

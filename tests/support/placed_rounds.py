@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Nodes, Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.values import Hold
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import STATE_CODE, Allocations, Jobs, Nodes, Snapshot
 from tessera.solvers.placement import PlacementResult
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tessera.formulation.execution_plan import (
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.estimator.planning.options import StageOptions, every_stage, make_options
 from tessera.estimator.plans import Candidates, StageCosts
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 
 
 def every_plan(option: StageOptions, gpus: int, stages: int) -> Iterator[tuple[int, ...]]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.formulation.cells import one_cell
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.solution import Solution
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.problem import CouplingRow, Problem, RowKind
+from tessera.formulation.state.cells import one_cell
 
 Option = tuple[int, Mapping[int, int]]  # value, row -> amount
 

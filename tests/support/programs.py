@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.runtimes import COMMAND
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtimes import COMMAND
 from tessera.service.agent.files import make_private, write_json
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.lease import LEASE_FILE, boot_id

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificates import (
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.certificates import (
     Branch,
     Certificate,
     CertificateNode,
     PriceLeaf,
     certificate_from_plain,
 )
-from tessera.formulation.errors import InvalidCertificate
-from tessera.formulation.problem import Problem
-from tessera.formulation.proofs import GoalProof, RoundProof
-from tessera.formulation.solution import RecordedAnswer
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.proofs import GoalProof, RoundProof
+from tessera.formulation.answer.solution import RecordedAnswer
+from tessera.formulation.base.errors import InvalidCertificate
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import Problem
 from tests.support.problems import Option, a_problem
 
 ANY_BOUND = 10**40

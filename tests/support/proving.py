@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tessera.formulation.certificates import Certificate, PriceLeaf
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import RecordedAnswer, Solution
+from tessera.formulation.answer.certificates import Certificate, PriceLeaf
+from tessera.formulation.answer.solution import RecordedAnswer, Solution
+from tessera.formulation.round.problem import Problem
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.prices import certificate_of_prices
+from tessera.solvers.exact.prices import certificate_of_prices
 from tessera.solvers.registry import make_solver
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tenants import Quotas, Tenants
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.schedulers.base import PublishedScheduler, make_view
 from tests.support.builders import a_snapshot, an_estimate, some_nodes

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.rounds.small_rounds import draw_snapshot, with_equal_shares
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import LEXICOGRAPHIC
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.grammar import LEXICOGRAPHIC
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 
 MAX_JOBS: Final = 6
 MAX_STAGES: Final = 3

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.network.facts import Traffics
-from tessera.formulation.network.outcome import NetworkOutcome
-from tessera.formulation.network.running import running_now
-from tessera.formulation.network.traffic import intern_traffic
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.topologies.described import decode_topology
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.answer.network.outcome import NetworkOutcome
+from tessera.formulation.answer.network.running import running_now
+from tessera.formulation.state.network_facts import Traffics
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.formulation.state.traffic import intern_traffic
 from tessera.simulator.run import Conditions, Decider, simulate
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver as make_solver

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.db.observe import record_observation
-from tessera.db.store import Store
-from tessera.service.rpc.convert.agents import to_observed
+from tessera.db.agents.observe import record_observation
+from tessera.db.store.store import Store
+from tessera.service.server.convert.agents import to_observed
 from tessera.v1 import agents_pb2, launch_pb2
 from tests.support.stored_cluster import C
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2.extensions
 import sqlalchemy as sa
 
-from tessera.db.engine import Database
+from tessera.db.schema.engine import Database
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db import tables
-from tessera.db.engine import Database
+from tessera.db.schema import tables
+from tessera.db.schema.engine import Database
 
 
 def rows_left(database: Database) -> dict[str, int]:

@@ -12,11 +12,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tessera.client import PLAIN_TEXT, open_async_channel
-from tessera.db.store import Store
-from tessera.formulation.clock import SystemClock
-from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
+from tessera.db.store.store import Store
+from tessera.formulation.base.clock import SystemClock
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rpc.serving.server import MAX_MESSAGE_BYTES, Server
+from tessera.service.server.settings.config import Config
 
 WALL_S = 1.8e9
 """The server's fixed time."""

@@ -10,16 +10,16 @@ import grpc.aio
 
 from tessera.client import PLAIN_TEXT, open_async_channel
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.workloads import upsert_estimates
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.config import Config
-from tessera.service.wiring import run_server
+from tessera.service.server.settings.config import Config
+from tessera.service.server.wiring import run_server
 
 JOB = JobSpec(
     name="j",

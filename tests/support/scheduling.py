@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler, make_view
 from tests.support.builders import (

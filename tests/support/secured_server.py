@@ -18,13 +18,13 @@ from grpc import StatusCode
 from grpc.aio import Metadata
 
 from tessera.client import ChannelSettings, open_async_channel, open_channel
-from tessera.db.engine import Database
-from tessera.db.store import Store
-from tessera.db.tokens import create_token
-from tessera.formulation.access import Role
+from tessera.db.access.tokens import create_token
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.base.access import Role
+from tessera.formulation.base.secrets import USER_PREFIX, format_token, hash_secret
 from tessera.formulation.records.access import TokenSpec
-from tessera.formulation.secrets import USER_PREFIX, format_token, hash_secret
-from tessera.service.wiring import RunningServer, assemble_server
+from tessera.service.server.wiring import RunningServer, assemble_server
 from tessera.v1 import access_pb2, agents_pb2, clusters_pb2, jobs_pb2, tenants_pb2
 from tests.support.certificates import Site, make_site
 from tests.support.database import digest_tables

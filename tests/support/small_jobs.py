@@ -15,7 +15,7 @@ from tessera.estimator.hardware import A10, GIB
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Candidates, Shape, Training, powers_dividing
 from tessera.estimator.pricing.divisions import Divisions
-from tessera.formulation.execution_plan import PlanStage
+from tessera.formulation.job.execution_plan import PlanStage
 from tests.support.estimates import a_graph, a_layer
 
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import Allocations, Snapshot
-from tessera.formulation.values import Hold
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import Hold
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.state.snapshot import Allocations, Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 SPEEDS: Final = (0.5, 1.0, 1.3, 2.0, math.inf)

@@ -12,7 +12,7 @@ from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Training, shape_of
 from tessera.estimator.stated.completion import PlanContext
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
 
 SIZES: dict[str, Any] = {
     "name": "decoder",

@@ -10,18 +10,28 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from tessera.db import job_changes
-from tessera.db.agents import load_desired_gangs, record_heartbeats, require_agent
+from tessera.db.agents.agents import load_desired_gangs, record_heartbeats, require_agent
+from tessera.db.agents.observe import record_observation
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.observe import record_observation
-from tessera.db.reads import get_job, list_estimates, list_jobs, list_nodes
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.codec import digest, encode
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.last_round import (
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs import job_changes
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.reads import get_job, list_estimates, list_jobs, list_nodes
+from tessera.db.store.store import Store
+from tessera.formulation.answer.codec import digest, encode
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang, current_gangs
+from tessera.formulation.base.values import CellKey, EstimateSource, GpuType, Workload
+from tessera.formulation.job.lifecycle import SCHEDULABLE, JobEvent, JobState
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.records.agents import Heartbeat, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.jobs import JobRecord, JobSpec, PlannedStartRecord, SegmentRecord
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Request
+from tessera.formulation.state.last_round import (
     NO_EXPECTED_RELEASES,
     NO_SEGMENTS,
     PlannedNodes,
@@ -29,17 +39,7 @@ from tessera.formulation.last_round import (
     ScheduleSegments,
     StartPlan,
 )
-from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
-from tessera.formulation.placement import Gang, current_gangs
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.records.agents import Heartbeat, ObservedGang
-from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobRecord, JobSpec, PlannedStartRecord, SegmentRecord
-from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
-from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import STATES, Snapshot
-from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
+from tessera.formulation.state.snapshot import STATES, Snapshot
 from tests.support.cells import kind_of, with_cell
 
 C = "lab"

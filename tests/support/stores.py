@@ -11,23 +11,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tessera.db.agents import load_desired_gangs
+from tessera.db.agents.agents import load_desired_gangs
+from tessera.db.agents.observe import record_observation
 from tessera.db.cluster_changes import upsert_cluster
-from tessera.db.engine import Database
-from tessera.db.observe import record_observation
-from tessera.db.store import Store
-from tessera.db.submission import submit_jobs
-from tessera.db.tenants import upsert_tenants
-from tessera.db.workloads import upsert_estimates
-from tessera.formulation.decayed_use import NO_DECAYED_USE
-from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
-from tessera.formulation.proofs import RoundProof
+from tessera.db.clusters.tenants import upsert_tenants
+from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.jobs.submission import submit_jobs
+from tessera.db.schema.engine import Database
+from tessera.db.store.store import Store
+from tessera.formulation.answer.proofs import RoundProof
+from tessera.formulation.base.errors import (
+    DeadlineTooShort,
+    NotFound,
+    RequestIdReused,
+    RoundSuperseded,
+)
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import STATES, Snapshot
-from tessera.service.loop import RoundLoop
-from tessera.service.ports.rounds import Rounds
+from tessera.formulation.state.decayed_use import NO_DECAYED_USE
+from tessera.formulation.state.snapshot import STATES, Snapshot
+from tessera.service.server.ports.rounds import Rounds
+from tessera.service.server.rounds.loop import RoundLoop
 from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario

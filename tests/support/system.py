@@ -19,13 +19,13 @@ import psutil
 from grpc_health.v1 import health_pb2_grpc
 
 from tessera.client import open_channel
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.agent.process import Process
 from tessera.service.agent.warden import WARDEN_FILE
 from tessera.service.cli.demo.stack import CHANNEL_OPTIONS, Stack
-from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.service.server.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.network.flows import NetworkJob
-from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
-from tessera.formulation.topologies.builders import (
+from tessera.formulation.answer.network.flows import NetworkJob
+from tessera.formulation.state.topologies.builders import (
     build_clos,
     build_double_sided,
     build_lingjun,
     build_torus,
 )
-from tessera.formulation.topologies.shapes import A100_HOST, HostShape
-from tessera.formulation.topologies.topology import Links, Tier, Topology
+from tessera.formulation.state.topologies.shapes import A100_HOST, HostShape
+from tessera.formulation.state.topologies.topology import Links, Tier, Topology
+from tessera.formulation.state.traffic import Exchange, Pattern, Traffic
 
 
 def host_names(count: int) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.simulator.traces.trace import Arrival, DurationJob
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.runtimes import RUNTIMES, Capabilities
+from tessera.formulation.job.runtimes import RUNTIMES, Capabilities
 
 TRAINER = "trainer"
 """The runtime that agents of tests name if a job really trained."""

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tessera.db import embedded
-from tessera.db.engine import connect_database
-from tessera.formulation.launch import LaunchSpec
+from tessera.db.schema import embedded
+from tessera.db.schema.engine import connect_database
+from tessera.formulation.base.values import Cell, EstimateSource
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtimes import COMMAND
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import COMMAND
-from tessera.formulation.values import Cell, EstimateSource
 from tessera.service.cli.demo.stack import Stack, run_stack
-from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.service.server.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tests.support.invariants import find_broken_rules
 from tests.support.programs import own_user

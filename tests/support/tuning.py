@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.formulation.runtimes import COMMAND, RUNTIMES
+from tessera.formulation.job.runtimes import COMMAND, RUNTIMES
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.values import CellKey, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate

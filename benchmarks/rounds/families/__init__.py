@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.rounds.families import arena, knapsacks, resources, snapshots
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
 
 MAX_CPU_S: Final = 5.0
 """CPU seconds that solving a round of a family should take at most."""

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from tessera.benchmarks.rounds.instances import NO_ALLOCATIONS, draw_queued
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import Estimates, Nodes, Snapshot
-from tessera.formulation.values import Workload
+from tessera.formulation.state.snapshot import Estimates, Nodes, Snapshot
 from tessera.simulator.clusters import arena_table1
 from tessera.simulator.data import require_data_file
 from tessera.simulator.traces.profiles import read_profiles

@@ -14,8 +14,8 @@ import numpy as np
 
 from tessera.benchmarks.rounds.families.problems import state_options
 from tessera.benchmarks.rounds.families.snapshots import divide_evenly
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import CouplingRow, Problem, RowKind
 
 MAX_WEIGHT: Final = 1_000
 """Pisinger's range R of weights and values."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.formulation.cells import one_cell
-from tessera.formulation.problem import CouplingRow, Problem
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import CouplingRow, Problem
+from tessera.formulation.state.cells import one_cell
 
 
 def state_options(

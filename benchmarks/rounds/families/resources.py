@@ -14,8 +14,8 @@ from tessera.benchmarks.rounds.families.knapsacks import knapsack_rows
 from tessera.benchmarks.rounds.families.problems import state_options
 from tessera.benchmarks.rounds.families.snapshots import divide_evenly
 from tessera.benchmarks.rounds.instances import REQUEST_SHARES
-from tessera.formulation.problem import VALUE_SCALE, CouplingRow, Problem, RowKind
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.problem import VALUE_SCALE, CouplingRow, Problem, RowKind
 
 TENANTS: Final = {False: (4, 4), True: (2, 2)}
 """Whether limits are for each type -> the number of organisations, and of teams in each."""

@@ -19,8 +19,8 @@ from tessera.benchmarks.rounds.instances import (
     assemble_snapshot,
     draw_queued,
 )
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.state.snapshot import Snapshot
 
 MAX_ODD_GPUS: Final = 16_383
 """The largest odd gang that fits into 16,384 GPUs."""

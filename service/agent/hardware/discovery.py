@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.agent.hardware.devices import Device
 from tessera.service.agent.hardware.memory import HardwareMemory
 from tessera.v1 import agents_pb2 as pb

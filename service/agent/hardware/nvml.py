@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.release import install_hint
+from tessera.formulation.base.errors import InvalidInput, Unavailable
+from tessera.formulation.base.release import install_hint
 from tessera.service.agent.hardware.devices import Device, DeviceState, XidEvent
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 
-from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.base.errors import InvalidInput, Unavailable
 from tessera.service.agent.hardware.devices import Device, Devices, VirtualDevices
 from tessera.service.agent.hardware.discovery import describe_node, expected_uuids
 from tessera.service.agent.hardware.host import add_host_resources

@@ -46,7 +46,7 @@ MAX_STATEMENT = 1000
 
 
 def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_kernel: bool) -> str:
-    """Return the kind of failure, a value of ``formulation.exit_reasons.ExitReason``.
+    """Return the kind of failure, a value of ``formulation.job.exit_reasons.ExitReason``.
 
     ``began`` says that the program made progress, ``resumed`` that it went on from a checkpoint, and
     ``killed_by_kernel`` that the kernel ended a process because host memory ran out.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tessera.formulation.launch import LaunchSpec, launch_from_plain
+from tessera.formulation.job.launch import LaunchSpec, launch_from_plain
 
 ADDRESS = "@TESSERA_ADDRESS@"
 PORT = "@TESSERA_PORT@"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.network.tags import PRIORITIES, check_tag
+from tessera.formulation.answer.network.tags import PRIORITIES, check_tag
+from tessera.formulation.base.errors import InvalidInput, Unavailable
 from tessera.service.agent.network.commands import RunCommand, run_command
 
 

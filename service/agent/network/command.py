@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera.formulation.documents import NODE_LIST, NotJson, read_json
-from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.network.tags import FabricCapabilities, TagSettings, assign_tags
+from tessera.formulation.answer.network.tags import FabricCapabilities, TagSettings, assign_tags
+from tessera.formulation.base.documents import NODE_LIST, NotJson, read_json
+from tessera.formulation.base.errors import InvalidInput, TesseraError
 from tessera.service.agent.files import read_trusted
 from tessera.service.agent.network.backend import AdviceBackend, Backend, find_differences
 from tessera.service.agent.network.commands import runner_inside

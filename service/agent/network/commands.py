@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 
 RunCommand = Callable[[Sequence[str]], str]
 """A function that runs a command and returns its output. Raises Unavailable."""

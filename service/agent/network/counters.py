@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.base.errors import InvalidInput, Unavailable
 from tessera.service.agent.files import read_trusted
 from tessera.service.agent.network.devices import SYSFS_ROOT
 

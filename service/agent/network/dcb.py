@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent.network.backend import MapChange, ToolBackend
 from tessera.service.agent.network.scheduling import TransmissionSelection, find_shortcomings
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import TagSettings, check_tag
+from tessera.formulation.answer.network.tags import TagSettings, check_tag
+from tessera.formulation.base.errors import InvalidInput
 
 ECT0 = 2
 """ECN bits that declare an ECN-capable transport, as in NCCL_IB_TC=106 for DSCP 26."""

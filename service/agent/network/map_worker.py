@@ -10,8 +10,13 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, TagSettings
+from tessera.formulation.answer.network.tags import (
+    CODE_POINTS,
+    CONTROL_TAG,
+    PRIORITIES,
+    TagSettings,
+)
+from tessera.formulation.base.errors import TesseraError
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.v1 import agents_pb2 as pb
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import TagSettings
+from tessera.formulation.answer.network.tags import TagSettings
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.agent.network.backend import Backend, MapChange, find_differences, split_stages
 from tessera.service.agent.network.devices import SYSFS_ROOT, forced_traffic_classes
 from tessera.service.agent.network.launch import (

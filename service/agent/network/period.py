@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 MIN_SAMPLES = 32
 MIN_PERIODS = 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput, TesseraError, Unavailable
+from tessera.formulation.base.errors import InvalidInput, TesseraError, Unavailable
 from tessera.service.agent.gangs import GangKey, key_of
 from tessera.service.agent.network.counters import PortCounter, find_counters, sample_counter
 from tessera.service.agent.network.devices import SYSFS_ROOT, link_layers, rdma_devices

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
-from tessera.formulation.network.tags import PRIORITIES
+from tessera.formulation.answer.network.tags import PRIORITIES
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, Unavailable
 from tessera.service.agent.network.backend import MapChange, ToolBackend
 from tessera.service.agent.network.commands import RunCommand, run_command
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self, TypeGuard
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import read_execution_plan
-from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import read_execution_plan
+from tessera.formulation.job.exit_reasons import ExitReason
 from tessera.service.agent.files import read_json, read_start
 from tessera.service.agent.process import Process
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers, RuntimeOffer
-from tessera.formulation.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.job.runtime_offers import NO_OFFERS, AgentOffers, RuntimeOffer
+from tessera.formulation.job.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.service.agent.isolation import UnsuitableNode, UserRule, find_user
 from tessera.service.agent.keeper.spec import ProgramUser
 from tessera.service.agent.process import remove_secrets

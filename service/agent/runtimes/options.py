@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from tessera.client import is_on_this_machine
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.runtimes import PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.isolation import UserRule, find_user, require_entrance
 from tessera.service.agent.lease import LEASE_FILE
@@ -134,7 +134,7 @@ def make_runtimes(
     credentials: Credentials,
     grace_s: float,
 ) -> dict[str, Runtime]:
-    """Return the agent's runtimes by name, as in ``formulation.runtimes``.
+    """Return the agent's runtimes by name, as in ``formulation.job.runtimes``.
 
     Raises:
         InvalidInput: an option is wrong, or no program could run as its users.

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.runtimes import PROFILER, RUNTIMES
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.runtimes import PROFILER, RUNTIMES
 from tessera.service.agent.credentials import Credentials, FixedCredentials
 from tessera.service.agent.isolation import visible_devices
 from tessera.service.agent.runtimes.handle import ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberHandle
 
-TASK_MODULE: Final = "tessera.service.profiletask"
+TASK_MODULE: Final = "tessera.service.profiling.task"
 """The task's module, which is run and never imported: it needs the estimator, which agents lack."""
 
 

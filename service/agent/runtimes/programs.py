@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtimes import RUNTIMES
 from tessera.service.agent.files import (
     PASSAGE,
     change_mode,

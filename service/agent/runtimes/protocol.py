@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.runtime_offers import needed_runtime
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.runtime_offers import needed_runtime
 from tessera.service.agent.isolation import UnsuitableNode
 from tessera.service.agent.runtimes.offers import OfferWatch
 from tessera.v1 import agents_pb2 as pb

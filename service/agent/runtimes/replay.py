@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.runtimes import REPLAY, fail_at
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.runtimes import REPLAY, fail_at
 from tessera.service.agent.process import python_argv
 from tessera.service.agent.runtimes import replay_job
 from tessera.service.agent.runtimes.handle import ProcessHandle

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import ALPA, COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.runtimes import ALPA, COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.alpa import alpa_arguments
 from tessera.service.agent.runtimes.arguments.deepspeed import deepspeed_arguments

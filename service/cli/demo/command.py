@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.estimator.samples import sample_profiles
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.values import Workload
 from tessera.service.cli.demo.drive import (
     CLUSTER,
     PARENT,

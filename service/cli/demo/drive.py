@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import GpuType
 from tessera.service.cli.demo.stack import Stack
-from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
+from tessera.service.server.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 
 CLUSTER = "bench"

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.v1 import scheduler_pb2
 
 GPUS_PER_COLUMN: Final = 32

@@ -19,10 +19,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.client import PLAIN_TEXT, ChannelSettings, open_channel
-from tessera.db import embedded
-from tessera.db.engine import connect_database
-from tessera.db.migrate import upgrade_schema
-from tessera.service.cli.database import store_admin_token
+from tessera.db.schema import embedded
+from tessera.db.schema.engine import connect_database
+from tessera.db.schema.migrate import upgrade_schema
+from tessera.service.cli.servers.database import store_admin_token
 from tessera.v1 import clusters_pb2_grpc, estimates_pb2_grpc, jobs_pb2_grpc, scheduler_pb2_grpc
 
 CHANNEL_OPTIONS = [

@@ -7,9 +7,9 @@ from datetime import datetime, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Workload
 from tessera.simulator.traces.csvfile import GPU_TYPE, CsvRow
 from tessera.simulator.traces.trace import DurationJob
 

@@ -14,7 +14,7 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes
 from tessera.simulator.traces.raw.jobs import MAX_JOB_GPUS, raw_job, read_time, seconds_between
 from tessera.simulator.traces.raw.rows import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes
 from tessera.simulator.traces.screening import NAMES_SHOWN
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.circles import find_rotations
 

@@ -6,9 +6,9 @@ import hashlib
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.contention import Contention
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.tables import Ints
 
 
 def hash_bundles(contention: Contention, seed: int = 0) -> Ints:

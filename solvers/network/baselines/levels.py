@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Ints
 
 
 def contended_first(demand: LinkDemand, order: Ints) -> tuple[Ints, int]:

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first
 

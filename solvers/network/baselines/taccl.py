@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.baselines.levels import contended_first, equal_blocks
 from tessera.solvers.network.paths import select_paths
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import contended_first, equal_blocks
 

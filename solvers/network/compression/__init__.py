@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.compression.cuts import Cut, cut_of
 from tessera.solvers.network.compression.dag import Dag, dag_of
 from tessera.solvers.network.compression.mincut import best_levels

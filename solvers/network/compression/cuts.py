@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.compression.dag import Dag
 from tessera.solvers.network.kernels.compression import cut_order, cut_order_plainly, place_edges

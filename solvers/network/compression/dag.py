@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from scipy import sparse
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.tables import Floats, Ints, run_starts
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints, run_starts
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.network.kernels.compression import (
     Narrow,

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from ortools.graph.python import max_flow
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.base import SolverFailed
 from tessera.solvers.network.compression.cuts import Cut
 from tessera.solvers.network.compression.dag import MAX_TOTAL_WEIGHT, Dag

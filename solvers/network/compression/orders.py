@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.network.compression.dag import Dag
 from tessera.solvers.network.kernels.compression import pick_order
 

@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from tessera.formulation.tables import Ints
-from tessera.formulation.topologies.topology import NO_HOST, Tier, Topology
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.state.topologies.topology import NO_HOST, Tier, Topology
 
 
 class CellLevel(IntEnum):

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import Gang
-from tessera.formulation.tables import Bools, Ints, run_starts
-from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Bools, Ints, run_starts
+from tessera.formulation.state.topologies.topology import Topology
 from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
 
 Free: TypeAlias = Sequence[Sequence[int]]

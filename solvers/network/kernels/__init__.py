@@ -1,4 +1,4 @@
 """The network's compiled loops, which run once for each event or order.
 
-``solvers.kernels.warm`` loads them.
+``solvers.warm`` loads them.
 """

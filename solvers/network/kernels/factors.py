@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 CLOSE = 1e-7

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 from tessera.solvers.network.kernels.groups import Uses
 

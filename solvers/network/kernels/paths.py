@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.kernels.jit import compile_lazily
 
 Paths: TypeAlias = tuple[Ints, Ints, Ints, Ints, Floats]

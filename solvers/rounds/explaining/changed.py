@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.explanations.records import Displacement
-from tessera.formulation.explanations.words import join_names
-from tessera.formulation.promises.nodes import sits_elsewhere
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import CellKey
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.explanations.records import Displacement
+from tessera.formulation.answer.explanations.words import join_names
+from tessera.formulation.base.values import CellKey
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.round.promises.nodes import sits_elsewhere
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.explaining.trials import RATE_TOLERANCE
 from tessera.solvers.rounds.plan import RoundOutcome
 

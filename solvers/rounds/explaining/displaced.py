@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.explanations.records import DisplacedBy, Displacement, Effect
-from tessera.formulation.placement import Gang, current_gangs
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.explanations.records import DisplacedBy, Displacement, Effect
+from tessera.formulation.answer.placement import Gang, current_gangs
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.explaining.changed import cell_in_words
 from tessera.solvers.rounds.explaining.trials import RATE_TOLERANCE, Trial
 from tessera.solvers.rounds.options import RoundOptions

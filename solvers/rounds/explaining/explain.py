@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from tessera.formulation.errors import DeadlineTooShort
-from tessera.formulation.explanations.changes import Actor, Change, ChangeKind
-from tessera.formulation.explanations.records import Claim, Explanation, Step
-from tessera.formulation.explanations.words import describe_step
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.explanations.changes import Actor, Change, ChangeKind
+from tessera.formulation.answer.explanations.records import Claim, Explanation, Step
+from tessera.formulation.answer.explanations.words import describe_step
+from tessera.formulation.base.errors import DeadlineTooShort
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.explaining.changed import (
     cell_in_words,
     explain_running,

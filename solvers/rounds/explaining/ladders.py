@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.demand import NOT_STATED, Demand, Demands
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.given_demand import demand_on, demands_of_cells
-from tessera.formulation.hierarchy import lines_of_snapshot
-from tessera.formulation.lifecycle import ACTIVE, JobState
-from tessera.formulation.node_room import smallest_demands
-from tessera.formulation.policy import MODES_WITHOUT_PROMISES
-from tessera.formulation.snapshot import STATES, Snapshot
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.lifecycle import ACTIVE, JobState
+from tessera.formulation.round.node_room import smallest_demands
+from tessera.formulation.round.policy import MODES_WITHOUT_PROMISES
+from tessera.formulation.state.demand import NOT_STATED, Demand, Demands
+from tessera.formulation.state.given_demand import demand_on, demands_of_cells
+from tessera.formulation.state.hierarchy import lines_of_snapshot
+from tessera.formulation.state.snapshot import STATES, Snapshot
 from tessera.solvers.rounds.explaining.trials import Changes, Ladder
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.explanations.applying import apply_changes
-from tessera.formulation.explanations.changes import Change
-from tessera.formulation.explanations.records import Claim
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.explanations.applying import apply_changes
+from tessera.formulation.answer.explanations.changes import Change
+from tessera.formulation.answer.explanations.records import Claim
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 

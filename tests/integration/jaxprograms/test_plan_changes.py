@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
 from tests.support.plan_changes import (
     GPT,
     ONE_DEVICE,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.solution import SolveStatus
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.cpsat.solver import STATUS, solve_while_wanted, solver_of
+from tessera.solvers.exact.cpsat.solver import STATUS, solve_while_wanted, solver_of
 from tessera.solvers.network.compression.dag import Dag
 
 

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, placed_value
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem, placed_value
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.snapshot import Snapshot
 
 MAX_NODES: Final = 6
 """Nodes over which a gang is divided at most. Beyond that, its value is far below others'."""

@@ -13,11 +13,11 @@ from itertools import product
 from typing import Final
 
 from tessera.estimator.hardware import A100, V100
-from tessera.formulation.decisions import CHANGES_GPUS
+from tessera.formulation.answer.decisions import CHANGES_GPUS
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Workload
 from tessera.simulator.comparison.policies import options_of
 from tessera.simulator.metrics import reference_of
 from tessera.simulator.overheads import preset_overheads

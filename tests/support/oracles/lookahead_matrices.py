@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import optimize, sparse
 
-from tessera.formulation.lookahead import WORK_UNITS
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.round.lookahead import WORK_UNITS
 from tessera.solvers.base import SolverFailed
 from tessera.solvers.lookahead.integers import IntegerAdmission
 

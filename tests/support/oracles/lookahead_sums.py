@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.formulation.lookahead import Lookahead
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.lookahead import Lookahead
 
 
 def trained_samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:

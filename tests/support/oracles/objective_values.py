@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATES, Snapshot
-from tessera.formulation.tables import Floats, Ints, Table
+from tessera.formulation.base.tables import Floats, Ints, Table
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import STATES, Snapshot
 
 TIE_TOLERANCE = 1e-9
 """The relative difference between two computations of the same number."""

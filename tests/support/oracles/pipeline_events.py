@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.formulation.execution_plan import Schedule
+from tessera.formulation.job.execution_plan import Schedule
 
 
 def simulated_s(

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tessera.formulation.demand import NOT_STATED
-from tessera.formulation.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.tables import Bools
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.base.tables import Bools
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
 
 NODE_GPUS: Final = 4
 COUNTS: Final = (1, 2, 3, 4, 8)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
@@ -26,9 +26,9 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.runtimes import ALPA, RUNTIMES
-from tessera.formulation.submeshes import slice_nodes
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.runtimes import ALPA, RUNTIMES
+from tessera.formulation.job.submeshes import slice_nodes
 from tessera.service.agent.runtimes.arguments import alpa
 from tessera.service.agent.runtimes.arguments.alpa import (
     REPORT_PREFIX,

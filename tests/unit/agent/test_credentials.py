@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 
 from tessera.client import ChannelRefused
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.agent import credentials
 from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
 from tessera.service.agent.keys import make_key
-from tessera.service.security.authority import sign_agent_certificate
+from tessera.service.server.security.authority import sign_agent_certificate
 from tests.support.agents import until
 from tests.support.certificates import Site, make_site
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput, NotAllowed
+from tessera.formulation.job.runtimes import PROFILER
 from tessera.service.agent import checkpoint, files
 from tessera.service.agent.files import (
     change_mode,

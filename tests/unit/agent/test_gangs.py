@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.runtimes import COMMAND, REPLAY
+from tessera.formulation.job.runtimes import COMMAND, REPLAY
 from tessera.service.agent.gangs import (
     GANG_FORMAT,
     LIVE_PHASES,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tessera.estimator.hardware import CATALOGUE
-from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.base.errors import InvalidInput, Unavailable
 from tessera.service.agent.hardware import host
 from tessera.service.agent.hardware import options as hardware
 from tessera.service.agent.hardware.devices import Device, DeviceState, XidEvent

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.launch import SecretVariable
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.launch import SecretVariable
 from tessera.service.agent import isolation
 from tessera.service.agent.isolation import (
     MAX_SECRET_BYTES,

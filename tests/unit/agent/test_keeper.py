@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.launch import DEFAULT_LAUNCH
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.launch import DEFAULT_LAUNCH
 from tessera.service.agent.isolation import find_user
 from tessera.service.agent.keeper.failures import (
     MAX_STATEMENT,

@@ -17,9 +17,9 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.plans import shape_of
 from tessera.estimator.stated.completion import complete_plan
 from tessera.estimator.stated.megatron import parse_arguments, read_megatron
-from tessera.formulation.blocks import BlockDivision, divide_blocks
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.blocks import BlockDivision, divide_blocks
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -28,7 +28,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.runtimes import MEGATRON, RUNTIMES
+from tessera.formulation.job.runtimes import MEGATRON, RUNTIMES
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,

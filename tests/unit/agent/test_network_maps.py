@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput, NotAllowed, Unavailable
-from tessera.formulation.network.tags import (
-    CONTROL_TAG,
-    TagSettings,
-)
-from tessera.formulation.runtimes import REPLAY
+from tessera.formulation.answer.network.tags import CONTROL_TAG, TagSettings
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, Unavailable
+from tessera.formulation.job.runtimes import REPLAY
 from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import (
     AdviceBackend,

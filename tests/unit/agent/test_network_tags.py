@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.tags import (
-    CONTROL_TAG,
-    FabricCapabilities,
-    assign_tags,
-)
+from tessera.formulation.answer.network.tags import CONTROL_TAG, FabricCapabilities, assign_tags
+from tessera.formulation.base.errors import InvalidInput
 
 
 def jobs_at_level(count: int, level: int = 0) -> dict[str, int]:

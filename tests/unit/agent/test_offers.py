@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.runtime_offers import AgentOffers
-from tessera.formulation.runtimes import ALPA, COMMAND, JAX, MEGATRON, PROFILER, REPLAY, TORCHRUN
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.formulation.job.runtime_offers import AgentOffers
+from tessera.formulation.job.runtimes import (
+    ALPA,
+    COMMAND,
+    JAX,
+    MEGATRON,
+    PROFILER,
+    REPLAY,
+    TORCHRUN,
+)
 from tessera.service.agent.isolation import UnsuitableNode, UserRule
 from tessera.service.agent.runtimes import offers as offers_module
 from tessera.service.agent.runtimes.offers import OfferSettings, OfferWatch, add_offers

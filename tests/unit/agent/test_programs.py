@@ -11,13 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.launch import SecretVariable
-from tessera.formulation.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, TORCHRUN
-from tessera.formulation.values import Workload
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.launch import SecretVariable
+from tessera.formulation.job.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, TORCHRUN
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.runtimes.programs import KeeperHandle, ProgramRuntime
 from tessera.service.agent.runtimes.protocol import (

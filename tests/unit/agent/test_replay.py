@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.runtimes import fail_at
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.runtimes import fail_at
 from tessera.service.agent import checkpoint
 from tessera.service.agent.process import Process, python_argv
 from tessera.service.agent.runtimes import replay_job

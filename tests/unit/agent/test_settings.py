@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.runtimes import COMMAND, PROFILER, REPLAY, RUNTIMES
+from tessera.formulation.base.errors import InvalidInput, NotAllowed
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.runtimes import COMMAND, PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
 from tessera.service.agent.isolation import UnfitNode, UnsuitableNode, UserRule

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.runtimes import REPLAY
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput, Unavailable
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.job.runtimes import REPLAY
 from tessera.service.agent.network.counters import sample_counter
 from tessera.service.agent.network.period import find_period
 from tessera.service.agent.network.sampling import (
@@ -30,7 +30,7 @@ from tessera.service.agent.runtimes.protocol import (
 )
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
-from tessera.service.rpc.convert.agents import to_observed
+from tessera.service.server.convert.agents import to_observed
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_fakes import EndlessRuntime
 from tests.support.agents import a_gang, until

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.agent import trainer_certificate
 from tessera.service.agent.keeper import trainer_endpoint
 from tessera.service.agent.keeper.trainer import (

@@ -15,7 +15,7 @@ from tessera.benchmarks.schedulers.bench_eta import (
 )
 from tessera.benchmarks.schedulers.foretold import ForetoldEvent
 from tessera.formulation.records.forecasts import FINISH, START
-from tessera.formulation.spreads import Spread
+from tessera.formulation.records.spreads import Spread
 
 HORIZON_S = 10_000.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.estimator.latency import RecordedPlan, run_latency_section
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.data import data_dir
 from tests.support.estimates import FlatNetwork
 

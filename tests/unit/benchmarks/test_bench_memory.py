@@ -13,7 +13,7 @@ from tessera.benchmarks.estimator.memory import (
     run_memory_section,
 )
 from tessera.estimator.hardware import A40
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.data import data_dir
 
 BYTES = "model,params,global_batch,dp_degree,mem_per_gpu_gib,status\n"

@@ -21,7 +21,7 @@ from tessera.benchmarks.papers.morphling_runs import (
     table_of,
     trace_figures,
 )
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.data import MissingData
 from tessera.solvers.schedulers import registry

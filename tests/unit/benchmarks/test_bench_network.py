@@ -18,10 +18,10 @@ from tessera.benchmarks.network.optimum import (
     without_inversion,
     works_of,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.network.fluid import flop_under_levels
 from tests.support.laws import scaled
 

@@ -11,7 +11,7 @@ import pytest
 from tessera.benchmarks.estimator import choice_of_plan, tuning
 from tessera.benchmarks.estimator.recorded_cells import RecordedCell, read_cells
 from tessera.estimator.planning.tuning import whole_space
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.data import data_dir
 
 

@@ -20,7 +20,7 @@ from tessera.benchmarks.estimator.alpa import (
 )
 from tessera.benchmarks.estimator.iteration import RowPrediction, anchors_of, contradicted_rows
 from tessera.estimator.calibration import Parameter, Subject, TimeModel
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.data import data_dir
 
 

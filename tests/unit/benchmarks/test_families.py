@@ -13,15 +13,15 @@ from tessera.benchmarks.rounds import bench_solve, contest
 from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
 from tessera.benchmarks.rounds.entries import ContestEntry, draw_round, state_drawn
 from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
-from tessera.formulation.check import find_violations
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem, RowKind
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem, RowKind
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.data import DATA_VARIABLE, MissingData
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.greedy import Greedy
 from tests.support.odd_problems import dynamic_optimum
 
 OF_SNAPSHOTS = ("identical", "odd-counts", "forty-types", "few-large")

@@ -7,18 +7,18 @@ import math
 import pytest
 
 from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, make_instance
-from tessera.formulation.check import find_doubly_held
-from tessera.formulation.codec import digest
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
-from tessera.formulation.tables import Ints
-from tessera.solvers.answers import is_answer
+from tessera.formulation.answer.check import find_doubly_held
+from tessera.formulation.answer.codec import digest
+from tessera.formulation.answer.placement import current_gangs
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.answers import is_answer
+from tessera.solvers.exact.greedy import Greedy
 
 
 def problem_and_choice(snapshot: Snapshot) -> tuple[Problem, Ints]:

@@ -19,7 +19,7 @@ from tessera.benchmarks.schedulers.stream_runs import (
     run_stream,
 )
 from tessera.benchmarks.schedulers.streams import SPACING_S
-from tessera.formulation.values import Cell
+from tessera.formulation.base.values import Cell
 from tessera.simulator.log import Segment
 
 JOB = {"first_round": 0.0, "start": 0.0, "promise": math.inf, "end": 1000.0, "state": "succeeded"}

@@ -24,7 +24,7 @@ from tessera.benchmarks.schedulers.variants import (
     seed_run,
     shape_world,
 )
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.comparison.policies import DEFAULT_POLICY
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, make_scenario

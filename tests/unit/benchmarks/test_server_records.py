@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.benchmarks.schedulers.server_records import first_start_s, read_holds
-from tessera.formulation.lifecycle import JobEvent, JobState, advance_state
+from tessera.formulation.job.lifecycle import JobEvent, JobState, advance_state
 from tessera.formulation.records.jobs import JobEventRecord
 
 

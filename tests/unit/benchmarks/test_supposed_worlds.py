@@ -12,8 +12,8 @@ from tessera.benchmarks.schedulers.supposed_worlds import (
     draw_chance,
     draw_ends,
 )
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import EstimateSource
+from tessera.formulation.base.values import EstimateSource
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.measured_times import MEASURED_ITERATIONS
 from tessera.simulator.run import Result

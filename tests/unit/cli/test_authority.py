@@ -8,10 +8,10 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.base.clock import SystemClock
 from tessera.service.cli import main
-from tessera.service.security.authority import create_authority, list_hosts
-from tessera.service.security.key_files import (
+from tessera.service.server.security.authority import create_authority, list_hosts
+from tessera.service.server.security.key_files import (
     parse_certificates,
     read_authority,
     write_public,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import clusterfile
-from tessera.service.cli.clusterfile import read_cluster
-from tessera.service.cli.jobfile import read_jobs
-from tessera.service.cli.tenantfile import read_tenants
+from tessera.formulation.base.errors import InvalidInput
+from tessera.service.cli.clusters import clusterfile
+from tessera.service.cli.clusters.clusterfile import read_cluster
+from tessera.service.cli.clusters.tenantfile import read_tenants
+from tessera.service.cli.jobs.jobfile import read_jobs
 from tessera.v1.tenants_pb2 import Tenant
 
 PAGE = Path(__file__).parents[3] / "docs" / "command-line.md"

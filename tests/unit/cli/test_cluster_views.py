@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tessera.service.cli import queue
-from tessera.service.cli.nodes import show_nodes
+from tessera.service.cli.clusters.nodes import show_nodes
+from tessera.service.cli.clusters.tenants import show_tree
+from tessera.service.cli.jobs import queue
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import make_table
-from tessera.service.cli.tenants import show_tree
 from tessera.v1 import clusters_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 from tests.support.shown import NOW, a_shown_job, a_shown_node, later

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.values import Workload
-from tessera.service.cli.curveview import CurveOf, curve_parts, draw_bar
+from tessera.formulation.base.values import Workload
+from tessera.service.cli.estimates.curveview import CurveOf, curve_parts, draw_bar
 from tessera.service.cli.render import show_parts
 from tessera.v1 import estimates_pb2
 from tessera.v1 import jobs_pb2 as pb
@@ -114,7 +114,7 @@ def test_what_is_not_known_is_said_with_the_reason(shown: Callable[..., list[str
 def test_a_bar_shows_the_rate_the_best_rate_and_the_guaranteed_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tessera.service.cli.curveview._is_unicode", lambda: False)
+    monkeypatch.setattr("tessera.service.cli.estimates.curveview._is_unicode", lambda: False)
     assert draw_bar(50.0, 75.0, 0.0, 100.0) == "#" * 16 + "." * 8
     assert draw_bar(50.0, 50.0, 75.0, 100.0) == "#" * 16 + " " * 7 + "|"
     assert draw_bar(100.0, 100.0, 50.0, 100.0) == "#" * 15 + "|" + "#" * 16

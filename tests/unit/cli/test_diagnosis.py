@@ -17,11 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tessera.client import ChannelSettings, Login, save_login
-from tessera.service.cli.doctoring import machine, reach
-from tessera.service.cli.doctoring.checks import CheckResult
+from tessera.service.cli.clusters.nodes import NODE_COLUMNS
 from tessera.service.cli.main import app
-from tessera.service.cli.nodes import NODE_COLUMNS
-from tessera.service.config import Config
+from tessera.service.cli.servers.doctoring import machine, reach
+from tessera.service.cli.servers.doctoring.checks import CheckResult
+from tessera.service.server.settings.config import Config
 from tessera.v1 import clusters_pb2, launch_pb2
 from tests.support.certificates import make_site
 from tests.support.shown import a_shown_node
@@ -272,5 +272,5 @@ def test_what_a_login_gives_is_named() -> None:
 def test_without_the_servers_libraries_the_settings_of_the_client_are_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tessera.service.cli.configprint.find_spec", lambda name: None)
+    monkeypatch.setattr("tessera.service.cli.servers.configprint.find_spec", lambda name: None)
     assert {entry["part"] for entry in printed().values()} == {"client"}

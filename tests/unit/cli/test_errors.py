@@ -14,7 +14,7 @@ import pytest
 from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.errors import (
+from tessera.formulation.base.errors import (
     AlreadyExists,
     InvalidInput,
     NotAllowed,
@@ -25,7 +25,7 @@ from tessera.formulation.errors import (
     Unavailable,
 )
 from tessera.service.cli import main
-from tessera.service.rpc.errors import status_of
+from tessera.service.server.rpc.serving.errors import status_of
 from tessera.v1 import jobs_pb2
 from tests.support.local_server import serve_grpc
 
@@ -185,7 +185,7 @@ def test_an_interrupt_exits_with_code_130(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tessera.service.cli.watch.time.sleep", interrupted)
+    monkeypatch.setattr("tessera.service.cli.jobs.watch.time.sleep", interrupted)
     page = jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name="clusters/c/jobs/j")])
     result = run_command(server, ["jobs", "--watch", "-o", "name"], page.SerializeToString())
     assert (result.exit_code, result.stdout) == (130, "clusters/c/jobs/j\n")

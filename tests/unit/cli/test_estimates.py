@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.execution_plan import PlanStage, execution_plan_of
-from tessera.service.cli import main, modelling
-from tessera.service.cli.estimateview import stage_layers
+from tessera.formulation.job.execution_plan import PlanStage, execution_plan_of
+from tessera.service.cli import main
+from tessera.service.cli.estimates import modelling
+from tessera.service.cli.estimates.estimateview import stage_layers
 from tessera.simulator.traces.files import profiles_of
 
 BERT = "--model bert/1.3B --batch 256"
@@ -35,7 +36,7 @@ MEGATRON = (
 @pytest.fixture(autouse=True)
 def _no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a server that runs at the default address from answering with its node shapes."""
-    monkeypatch.setattr("tessera.service.cli.nodeshapes.DEFAULT_SERVER", "127.0.0.1:1")
+    monkeypatch.setattr("tessera.service.cli.estimates.nodeshapes.DEFAULT_SERVER", "127.0.0.1:1")
 
 
 @pytest.fixture

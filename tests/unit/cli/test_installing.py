@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation import release
+from tessera.formulation.base import release
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,22 +30,22 @@ READS_TRACES = (
 
 CLIENT = (
     "tessera.service.cli.main",
-    "tessera.service.cli.clusters",
-    "tessera.service.cli.jobchanges",
-    "tessera.service.cli.jobs",
-    "tessera.service.cli.login",
-    "tessera.service.cli.models",
-    "tessera.service.cli.networks",
-    "tessera.service.cli.rounds",
-    "tessera.service.cli.tenants",
+    "tessera.service.cli.clusters.clusters",
+    "tessera.service.cli.jobs.jobchanges",
+    "tessera.service.cli.jobs.jobs",
+    "tessera.service.cli.access.login",
+    "tessera.service.cli.estimates.models",
+    "tessera.service.cli.clusters.networks",
+    "tessera.service.cli.rounds.rounds",
+    "tessera.service.cli.clusters.tenants",
 )
 """Command modules that a client needs."""
 
 ESTIMATES = (
-    "tessera.service.cli.importing",
-    "tessera.service.cli.topology",
-    "tessera.service.cli.estimate",
-    "tessera.service.cli.traces",
+    "tessera.service.cli.simulation.importing",
+    "tessera.service.cli.clusters.topology",
+    "tessera.service.cli.estimates.estimate",
+    "tessera.service.cli.simulation.traces",
 )
 """Command modules that compute on the client, with NumPy."""
 

@@ -10,13 +10,13 @@ import yaml
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.cli.jobfile import JobEntry, read_jobs
-from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options
-from tessera.service.cli.launchview import launch_facts
-from tessera.service.cli.placing import placing_options
-from tessera.service.cli.workflow import parse_after, parse_array
+from tessera.service.cli.jobs.jobfile import JobEntry, read_jobs
+from tessera.service.cli.jobs.launchoptions import MAX_FILE_BYTES, program_options
+from tessera.service.cli.jobs.launchview import launch_facts
+from tessera.service.cli.jobs.placing import placing_options
+from tessera.service.cli.jobs.workflow import parse_after, parse_array
 from tessera.v1 import jobs_pb2
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 

@@ -13,11 +13,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from tessera.formulation.records.forecasts import Band, JobForecast
 from tessera.service.cli import render
-from tessera.service.cli.forecastview import STALE_S, band_span, forecast_facts, listed_band
-from tessera.service.cli.jobview import job_columns, print_warnings, show_job, show_jobs
+from tessera.service.cli.jobs.forecastview import STALE_S, band_span, forecast_facts, listed_band
+from tessera.service.cli.jobs.jobview import job_columns, print_warnings, show_job, show_jobs
+from tessera.service.cli.jobs.workflow import fold_arrays
 from tessera.service.cli.options import Output
-from tessera.service.cli.workflow import fold_arrays
-from tessera.service.rpc.convert.jobs import of_forecast
+from tessera.service.server.convert.jobs import of_forecast
 from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
 from tests.support.launches import WHOLE_MESSAGE
 from tests.support.shown import (

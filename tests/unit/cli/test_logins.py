@@ -17,25 +17,26 @@ from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
 from tessera.client import Login, load_login, save_login
-from tessera.formulation.access import Identity, Role
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import (
+from tessera.formulation.base.access import Identity, Role
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import (
     InvalidInput,
     NotAuthenticated,
     PermissionDenied,
     TesseraError,
     Unavailable,
 )
-from tessera.service.cli import deviceflow, main
-from tessera.service.cli.deviceflow import (
+from tessera.service.cli import main
+from tessera.service.cli.access import deviceflow
+from tessera.service.cli.access.deviceflow import (
     DeviceFlow,
     LoginRefused,
     ProviderAccount,
     ProviderTokens,
     read_account,
 )
-from tessera.service.rpc.errors import status_of
-from tessera.service.security.oidc import OidcSettings, make_verifier
+from tessera.service.server.rpc.serving.errors import status_of
+from tessera.service.server.security.oidc import OidcSettings, make_verifier
 from tessera.v1 import access_pb2, access_pb2_grpc
 from tests.support.identity_provider import (
     AUDIENCE,
@@ -275,13 +276,13 @@ def test_an_interrupted_login_saves_nothing(lab: Lab, monkeypatch: pytest.Monkey
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tessera.service.cli.login.DeviceFlow.wait_for_user", interrupt)
+    monkeypatch.setattr("tessera.service.cli.access.login.DeviceFlow.wait_for_user", interrupt)
     lab.run("login", code=130)
     assert not lab.file.exists()
 
 
 def test_two_commands_renew_a_login_once(lab: Lab) -> None:
-    from tessera.service.cli.renewal import renew_login  # noqa: PLC0415 - after the environment
+    from tessera.service.cli.access.renewal import renew_login  # noqa: PLC0415 - after the environment
 
     lab.run("login")
     old = lab.expire(-10)
@@ -339,7 +340,7 @@ def test_a_token_of_the_environment_takes_precedence_and_is_named(
 def test_authorities_are_saved_with_the_login(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tessera.service.cli.login import _find_authorities  # noqa: PLC0415 - one part of it
+    from tessera.service.cli.access.login import _find_authorities  # noqa: PLC0415 - one part of it
 
     (tmp_path / "ca.pem").write_text("certificates")
     monkeypatch.chdir(tmp_path)

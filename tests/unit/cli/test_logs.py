@@ -14,11 +14,18 @@ from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
 from tessera.client import CallError, Client
-from tessera.formulation.errors import NodeSilent, NotAllowed, NotFound, TesseraError, Unavailable
-from tessera.service.cli import logs, main
+from tessera.formulation.base.errors import (
+    NodeSilent,
+    NotAllowed,
+    NotFound,
+    TesseraError,
+    Unavailable,
+)
+from tessera.service.cli import main
 from tessera.service.cli.client import Exit, connect
-from tessera.service.cli.logs import OutputPrinter, last_lines, read_parts
-from tessera.service.rpc.errors import status_of
+from tessera.service.cli.jobs import logs
+from tessera.service.cli.jobs.logs import OutputPrinter, last_lines, read_parts
+from tessera.service.server.rpc.serving.errors import status_of
 from tessera.v1 import jobs_pb2
 from tests.support.local_server import serve_grpc
 from tests.support.patience import PATIENCE_S

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.formulation.errors import InvalidInput
-from tessera.service.cli.reservations import find_time_zone, format_moment, parse_moment
+from tessera.formulation.base.errors import InvalidInput
+from tessera.service.cli.clusters.reservations import find_time_zone, format_moment, parse_moment
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)

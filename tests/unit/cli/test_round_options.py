@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.codec import encode
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.answer.codec import encode
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service import roundvalues
 from tessera.service.cli import main
-from tessera.service.cli.roundoptions import override_options, read_round_options
-from tessera.service.rpc.convert import rounds
+from tessera.service.cli.rounds.roundoptions import override_options, read_round_options
+from tessera.service.server.convert import rounds
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2
 from tests.support.builders import a_random_snapshot

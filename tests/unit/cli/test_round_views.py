@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tessera.service.cli.explain import MAX_SPANS_SHOWN, show_explanation
+from tessera.service.cli.jobs.explain import MAX_SPANS_SHOWN, show_explanation
 from tessera.service.cli.render import as_json
-from tessera.service.cli.roundoptions import read_round_options
-from tessera.service.cli.roundview import show_round
-from tessera.service.cli.whatifview import describe_effect, show_answer
+from tessera.service.cli.rounds.roundoptions import read_round_options
+from tessera.service.cli.rounds.roundview import show_round
+from tessera.service.cli.rounds.whatifview import describe_effect, show_answer
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
 from tests.support.shown import NOW, later
 

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, CellKey, Workload
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.topologies.document import build_topology
-from tessera.formulation.topologies.topology import Topology
-from tessera.formulation.values import BEST_FOUND, CellKey, Workload
+from tessera.formulation.state.topologies.document import build_topology
+from tessera.formulation.state.topologies.topology import Topology
+from tessera.formulation.state.traffic import CellTraffic, StageTraffic
 from tessera.service.cli.main import app
-from tessera.service.cli.simulate.network import (
+from tessera.service.cli.simulation.network import (
     NO_MECHANISM,
     NetworkOptions,
     SharedNetwork,

@@ -15,9 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from tessera.service.cli import render, terminal, watch
+from tessera.service.cli import render, terminal
 from tessera.service.cli.client import CallFailed, Exit
-from tessera.service.cli.jobview import JobDetails, job_columns, job_lines
+from tessera.service.cli.jobs import watch
+from tessera.service.cli.jobs.jobview import JobDetails, job_columns, job_lines
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import fit_rows
 from tessera.v1 import clusters_pb2, jobs_pb2
@@ -123,7 +124,7 @@ def watch_frames(
             return frame
         raise UserInterrupt
 
-    monkeypatch.setattr("tessera.service.cli.watch.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("tessera.service.cli.jobs.watch.time.sleep", lambda seconds: None)
     footer, lines = lambda: "next round: within seconds", partial(job_lines, expand=False)
     with pytest.raises(UserInterrupt):
         watch.watch_list(watch.watched_jobs(read, footer, lines), output)

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tessera.service.cli.main import app
-from tessera.service.cli.simulate import runs
-from tessera.service.cli.simulate.runs import relative_differences
-from tessera.service.cli.simulate.world import window_s
+from tessera.service.cli.simulation import runs
+from tessera.service.cli.simulation.runs import relative_differences
+from tessera.service.cli.simulation.world import window_s
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.trace import read_trace
 

@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from tessera.estimator import userfiles
-from tessera.formulation.errors import InvalidInput
+from tessera.estimator.files import userfiles
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.main import app
 
 KNOWN: Final = "estimate --model bert/1.3B --batch 8 --gpu a100 --count 1"

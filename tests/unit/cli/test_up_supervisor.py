@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import Unavailable
-from tessera.service.cli.up.supervisor import MAX_RESTARTS, WINDOW_S, Supervisor
+from tessera.formulation.base.errors import Unavailable
+from tessera.service.cli.servers.up.supervisor import MAX_RESTARTS, WINDOW_S, Supervisor
 
 
 class FragilePart:

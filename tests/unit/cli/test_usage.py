@@ -7,7 +7,7 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.grammar import OBJECTIVES
+from tessera.formulation.round.grammar import OBJECTIVES
 from tessera.service.cli import main
 
 HUGE = "9" * 20

@@ -23,7 +23,7 @@ from tessera.client import (
 )
 from tessera.client.requests import choose_settings
 from tessera.client.settings import VARIABLES
-from tessera.formulation.clock import SystemClock
+from tessera.formulation.base.clock import SystemClock
 from tests.support.certificates import Site, make_site
 
 ADDRESS = "tessera.example:7070"

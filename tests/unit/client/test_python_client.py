@@ -38,10 +38,10 @@ from tessera.client import errors as client_errors
 from tessera.client.aio import AsyncStubs
 from tessera.client.requests import JobFields, field_path, prepare
 from tessera.client.sync import Stubs
-from tessera.formulation import errors
-from tessera.formulation.launch import SecretVariable
-from tessera.service.rpc.convert.jobs import to_job_spec
-from tessera.service.rpc.errors import CODES, code_of, status_of
+from tessera.formulation.base import errors
+from tessera.formulation.job.launch import SecretVariable
+from tessera.service.server.convert.jobs import to_job_spec
+from tessera.service.server.rpc.serving.errors import CODES, code_of, status_of
 from tessera.v1 import access_pb2, estimates_pb2, jobs_pb2, jobs_pb2_grpc, launch_pb2, scheduler_pb2
 from tests.support.local_server import serve_grpc
 

@@ -18,7 +18,7 @@ from tessera.estimator.architectures.published import find_published, published_
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.graph import Graph, layer_of, merge_layers
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.data import data_dir
 from tests.support.laws import examples
 

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.estimator.architectures.files import architecture_graph, load_graph, parse_architecture
 from tessera.estimator.architectures.huggingface import SUPPORTED
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 BERT = {
     "model_type": "bert",

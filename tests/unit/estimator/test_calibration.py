@@ -17,8 +17,8 @@ from tessera.estimator.calibration import (
     Subject,
     select_measurements,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 
 
 class TwoParameterModel:

@@ -19,13 +19,13 @@ from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.measured_cells import measured_cells, measured_estimates
 from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import Offload, Precision, check_fits
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import Offload, Precision, check_fits
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.config import Config
-from tessera.service.rpc.convert import estimates as convert
-from tessera.service.rpc.convert.models import to_model
+from tessera.service.server.convert import estimates as convert
+from tessera.service.server.convert.models import to_model
+from tessera.service.server.settings.config import Config
 from tessera.v1 import estimates_pb2 as pb
 from tests.support.cells import with_cell
 

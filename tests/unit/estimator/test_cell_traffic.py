@@ -14,20 +14,15 @@ from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
 from tessera.estimator.plans import Shape
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.network.traffic import (
-    CellTraffic,
-    Pattern,
-    StageTraffic,
-    parse_cell_traffic,
-)
+from tessera.formulation.state.traffic import CellTraffic, Pattern, StageTraffic, parse_cell_traffic
 
 A100 = next(kind for kind in CATALOGUE if kind.name == "a100")
 BERT = published_models()["bert", "1.3B"]

@@ -33,8 +33,8 @@ from tessera.estimator.collectives.kriging import (
 from tessera.estimator.collectives.links import link_seconds
 from tessera.estimator.hardware import A10, A40, A100, H100, V100
 from tessera.estimator.plans import Groups, Primitive, Shape
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
 from tessera.simulator.data import data_dir
 
 RATES = LinkRates(

@@ -17,7 +17,7 @@ from tessera.estimator.plans import Training
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.trace import graph_of_step
 from tessera.estimator.traffic import stage_traffic
-from tessera.formulation.execution_plan import PlanStage
+from tessera.formulation.job.execution_plan import PlanStage
 
 SAMPLES_PER_REPLICA = 2
 TINY: dict[str, Any] = {

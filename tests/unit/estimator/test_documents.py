@@ -14,25 +14,26 @@ import pytest
 
 from tessera.estimator.architectures.files import load_graph, read_values
 from tessera.estimator.cell_estimator import Estimator
-from tessera.estimator.documents import read_document, read_yaml, text_of
+from tessera.estimator.files.documents import read_document, read_yaml, text_of
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.models import read_model
 from tessera.estimator.profiling import records
-from tessera.formulation import codec
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, DocumentLimits, read_json
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput
-from tessera.formulation.network.traffic import parse_cell_traffic
+from tessera.formulation.answer import codec
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.documents import ARCHITECTURE, TOPOLOGY, DocumentLimits, read_json
+from tessera.formulation.base.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.estimates import ModelSpec
-from tessera.formulation.topologies import document
-from tessera.formulation.topologies.described import decode_topology
-from tessera.formulation.values import Workload
+from tessera.formulation.state.topologies import document
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.formulation.state.traffic import parse_cell_traffic
 from tessera.service.agent.settings import read_nodes
-from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
-from tessera.service.rpc import lanes
-from tessera.service.rpc.convert.networks import to_topology
-from tessera.service.rpc.convert.rounds import read_options
+from tessera.service.cli.clusters import clusterfile, tenantfile, topology
+from tessera.service.cli.jobs import jobfile
+from tessera.service.server.convert.networks import to_topology
+from tessera.service.server.convert.rounds import read_options
+from tessera.service.server.tasks import lanes
 from tests.support.topologies import write_columns
 
 SMALL = DocumentLimits(size_bytes=1000, depth=3, nodes=10, text=20)

@@ -21,7 +21,7 @@ from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Candidates, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.times import PARAMETERS, CellTimes, PlanChooser, TimeParts
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])

@@ -14,7 +14,7 @@ from tessera.estimator.exporting.nodes import ExportedProgram, Node, ValueRef
 from tessera.estimator.exporting.translate import program_of
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.estimator.programs.program import Operator, Program, Value
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 from tessera.service.cli import main
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}

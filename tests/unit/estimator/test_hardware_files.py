@@ -8,7 +8,7 @@ import pytest
 
 from tessera.estimator.hardware import CATALOGUE, GIB, H100, V100, Link
 from tessera.estimator.hardware.files import read_hardware
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 
 FIELDS = {
     "name": "lab",

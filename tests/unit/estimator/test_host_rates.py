@@ -24,7 +24,7 @@ from tessera.estimator.profiling.host import (
     unmeasured_host,
 )
 from tessera.estimator.reconfiguration import MachineRates
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.estimates import HostRates
 
 SMALL = ("--parameters", "4096")

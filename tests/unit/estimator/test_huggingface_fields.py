@@ -13,7 +13,7 @@ import pytest
 
 from tessera.estimator.architectures.files import architecture_graph, parse_architecture
 from tessera.estimator.architectures.huggingface import SUPPORTED
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tests.support.patience import PATIENCE_S
 from tests.support.torch_python import find_torch_python
 from tests.support.transformers_counts import usual_values

@@ -13,7 +13,7 @@ from tessera.estimator.pipeline import (
 )
 from tessera.estimator.plans import Candidates, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.execution_plan import Schedule
+from tessera.formulation.job.execution_plan import Schedule
 from tests.support.estimates import FlatNetwork, a_graph, pipelines_of, stage_costs
 from tests.support.oracles.pipeline_events import simulated_s
 

@@ -25,8 +25,9 @@ from tessera.estimator.reconfiguration import (
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.estimator.stated.estimates import estimate_stated_plan
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Cell, EstimateSource, Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -35,7 +36,6 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
-from tessera.formulation.values import Cell, EstimateSource, Workload
 from tests.support.configurations import SEVEN, TRUE, a_configuration, an_offloaded, runs_of
 
 NINE = [*SEVEN, a_configuration(4, 4), an_offloaded(2)]

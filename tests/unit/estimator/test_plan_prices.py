@@ -15,8 +15,8 @@ from tessera.estimator.graph import Graph, merge_layers, merged_ends
 from tessera.estimator.pipeline import Pipelines, iteration_s
 from tessera.estimator.pricing.flights import held_bytes, interleaved_order
 from tessera.estimator.pricing.price import PlanPrice, price_plan
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,

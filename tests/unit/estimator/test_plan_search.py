@@ -25,9 +25,18 @@ from tessera.estimator.planning.uniform import interleaved_divisions, possible_d
 from tessera.estimator.plans import Shape
 from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.demand import Capacity
-from tessera.formulation.execution_plan import Offload, PlanSwitches, Recomputation, ZeroStage
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.execution_plan import Offload, PlanSwitches, Recomputation, ZeroStage
+from tessera.formulation.job.runtimes import (
+    COMMAND,
+    DEEPSPEED,
+    MEGATRON,
+    RESTRICTED_RUNTIMES,
+    RUNTIMES,
+    TORCHRUN,
+)
+from tessera.formulation.job.techniques import PlanLimits, Technique
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
@@ -36,18 +45,9 @@ from tessera.formulation.records.estimates import (
     MeasurementRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.runtimes import (
-    COMMAND,
-    DEEPSPEED,
-    MEGATRON,
-    RESTRICTED_RUNTIMES,
-    RUNTIMES,
-    TORCHRUN,
-)
-from tessera.formulation.techniques import PlanLimits, Technique
-from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.cells.records import compute_records
-from tessera.service.cells.tasks import EstimateTask
+from tessera.formulation.state.demand import Capacity
+from tessera.service.server.estimates.records import compute_records
+from tessera.service.server.estimates.tasks import EstimateTask
 from tests.support.laws import examples
 from tests.support.small_jobs import every_division, small_jobs
 

@@ -39,8 +39,8 @@ from tessera.estimator.planning.tuning import (
     whole_space,
 )
 from tessera.estimator.plans import Training
-from tessera.formulation.execution_plan import Schedule
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.job.execution_plan import Schedule
 from tests.support.estimates import FlatNetwork
 from tests.support.planning import every_candidate, random_costs
 

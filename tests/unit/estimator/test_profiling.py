@@ -31,8 +31,8 @@ from tessera.estimator.profiling.stages import (
 from tessera.estimator.profiling.timing import TimingEffort, kernel_seconds
 from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.trace import trace_program
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 
 PERCEPTRON = StepMaker(
     target="tessera.estimator.tracing.models.steps:perceptron", arguments={"layers": 3}

@@ -54,7 +54,7 @@ print(json.dumps(found))
 
 REFUSED = """
 import sys
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.estimator.plans import Primitive, Shape
 from tessera.estimator.profiling.collectives import MeasurementConditions, time_collectives
 

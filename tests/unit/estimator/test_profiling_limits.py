@@ -25,11 +25,11 @@ from tessera.estimator.profiling.records import ProfileRecord
 from tessera.estimator.profiling.stages import StepMaker
 from tessera.estimator.profiling.tasks import ProfilingOptions, StepTarget, task_of
 from tessera.estimator.profiling.timing import TimingEffort
-from tessera.formulation.errors import NotAllowed
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.base.errors import NotAllowed
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.estimates import ProfilingJob
-from tessera.formulation.values import Workload
-from tessera.service.profileclock import TaskClock
+from tessera.service.profiling.clock import TaskClock
 from tests.support.laws import examples
 
 LIMITS = ProfilingLimits(workload_s=100.0, task_gpu_s=50.0)

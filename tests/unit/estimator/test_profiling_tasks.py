@@ -36,8 +36,9 @@ from tessera.estimator.profiling.tasks import (
 )
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimationInputs,
@@ -47,11 +48,10 @@ from tessera.formulation.records.estimates import (
     ProfilingJob,
     UnestimatedWorkload,
 )
-from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
-from tessera.service.cli.jobview import profiling_facts
-from tessera.service.config import Config
-from tessera.service.rpc.convert.models import to_model
-from tessera.service.rpc.convert.profiles import of_status, to_profiles
+from tessera.service.cli.jobs.jobview import profiling_facts
+from tessera.service.server.convert.models import to_model
+from tessera.service.server.convert.profiles import of_status, to_profiles
+from tessera.service.server.settings.config import Config
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import jobs_pb2
 from tests.support.laws import examples

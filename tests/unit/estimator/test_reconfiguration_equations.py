@@ -22,8 +22,8 @@ from tessera.estimator.reconfiguration.appendix import (
     update_and_offload_s,
 )
 from tessera.estimator.reconfiguration.configurations import MachineRates, scaled_forward_s
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ZeroStage
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ZeroStage
 from tests.support.configurations import a_configuration, a_table, a_transformer, an_offloaded
 
 

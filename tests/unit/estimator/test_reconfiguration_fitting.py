@@ -19,7 +19,7 @@ from tessera.estimator.reconfiguration.fitting import (
 )
 from tessera.estimator.reconfiguration.pooled import POOLED_PARAMETERS, pooled_parts, reached_ports
 from tessera.estimator.reconfiguration.pooling import choose_runs, fit_pooled
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tests.support.configurations import (
     SEVEN,
     TRUE,

@@ -12,7 +12,7 @@ from tessera.estimator.reconfiguration.pooled import (
     pipeline_s,
     port_bytes_per_s,
 )
-from tessera.formulation.tables import Floats
+from tessera.formulation.base.tables import Floats
 from tests.support.configurations import RATES, a_configuration, a_table
 
 

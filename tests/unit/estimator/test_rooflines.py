@@ -9,7 +9,7 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40
 from tessera.estimator.plans import Training
 from tessera.estimator.rooflines import DEFAULT_RATES, RooflineCompute, RooflinePart, RooflineRates
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.base.errors import TesseraError
 from tests.support.estimates import a_graph, a_layer
 
 TRAINING = Training(global_batch=16)

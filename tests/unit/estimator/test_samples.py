@@ -28,8 +28,8 @@ from tessera.estimator.samples import (
     sample_shapes,
     sampled_models,
 )
+from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import EstimateSource
 from tessera.simulator.data import data_dir
 
 NAMES = {kind.name: kind for kind in ALL}

@@ -20,8 +20,8 @@ from tessera.estimator.plans import (
     Training,
 )
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork, a_graph, a_layer, one_candidate, stage_costs
 
 SIXTEEN = Shape(nodes=4, gpus_per_node=4)

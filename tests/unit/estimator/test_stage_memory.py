@@ -23,9 +23,9 @@ from tessera.estimator.memory import (
 )
 from tessera.estimator.plans import Candidates, Shape, StageCosts, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.errors import TesseraError
-from tessera.formulation.execution_plan import Schedule
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.errors import TesseraError
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.execution_plan import Schedule
 from tests.support.estimates import FlatNetwork, a_graph, a_layer, stage_costs
 
 TRAINING = Training(global_batch=64)

@@ -17,8 +17,8 @@ from tessera.estimator.stated.comparison import compare_plan, describe_differenc
 from tessera.estimator.stated.completion import complete_plan
 from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import StatedPlan, combine
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     Precision,

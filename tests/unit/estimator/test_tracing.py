@@ -20,7 +20,7 @@ from tessera.estimator.tracing.models import steps
 from tessera.estimator.tracing.models.parts import softmax
 from tessera.estimator.tracing.step import Step, load_step
 from tessera.estimator.tracing.trace import graph_of_step
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.errors import Unavailable
 
 F32 = jnp.float32
 QUICKLY: dict[str, bool | str] = {

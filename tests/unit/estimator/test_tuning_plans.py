@@ -18,11 +18,11 @@ from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shape_of
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
-from tessera.formulation.execution_plan import ExecutionPlan, Schedule, join_chunks
-from tessera.formulation.launch import TuningSpace
-from tessera.formulation.runtimes import ALPA, COMMAND, MEGATRON, RUNTIMES, TORCHRUN
-from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import Workload
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, Schedule, join_chunks
+from tessera.formulation.job.launch import TuningSpace
+from tessera.formulation.job.runtimes import ALPA, COMMAND, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.job.techniques import PlanLimits
 
 WORKLOADS = (
     Workload(model="bert", params="1.3B", global_batch=64),

@@ -7,10 +7,10 @@ import fnmatch
 import numpy as np
 import pytest
 
-from tessera.formulation.access import matches_pattern
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.permissions import match_selectors
-from tessera.formulation.selectors import Selector, require_node_labels
+from tessera.formulation.base.access import matches_pattern
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.selectors import Selector, require_node_labels
+from tessera.formulation.state.permissions import match_selectors
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.capacity import pools_have_enough
-from tessera.formulation.cells import Cells, build_cells
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.columns import first_draft
-from tessera.formulation.demand import Capacity, Demand
-from tessera.formulation.dominance import find_undominated
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.given_demand import demand_on, demands_of_cells
-from tessera.formulation.information import apply_caution
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Nodes, Snapshot
-from tessera.formulation.statement import build_problem, draft_columns, state_draft
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.capacity import pools_have_enough
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem, draft_columns, state_draft
+from tessera.formulation.state.cells import Cells, build_cells
+from tessera.formulation.state.demand import Capacity, Demand
+from tessera.formulation.state.dominance import find_undominated
+from tessera.formulation.state.given_demand import demand_on, demands_of_cells
+from tessera.formulation.state.information import apply_caution
+from tessera.formulation.state.snapshot import Nodes, Snapshot
 from tests.support.builders import (
     a_job,
     a_node,

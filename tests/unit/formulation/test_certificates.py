@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificate_document import certificate_document
-from tessera.formulation.certificates import (
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.certificate_document import certificate_document
+from tessera.formulation.answer.certificates import (
     Branch,
     Certificate,
     CertificateNode,
@@ -26,8 +26,8 @@ from tessera.formulation.certificates import (
     certificate_from_plain,
     certificate_to_plain,
 )
-from tessera.formulation.errors import InvalidCertificate, InvalidInput
-from tessera.formulation.problem import Problem
+from tessera.formulation.base.errors import InvalidCertificate, InvalidInput
+from tessera.formulation.round.problem import Problem
 from tests.support.problems import a_problem
 from tests.support.proofs import (
     ANY_BOUND,

@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.check import find_placement_violations, find_violations, score_solution
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import state_round
+from tessera.formulation.answer.check import (
+    find_placement_violations,
+    find_violations,
+    score_solution,
+)
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.codec import decode, digest, encode
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput
-from tessera.formulation.network import traffic
-from tessera.formulation.network.facts import Traffics
-from tessera.formulation.network.traffic import CellTraffic, StageTraffic, intern_traffic
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.tables import Table
-from tessera.formulation.topologies import described
-from tessera.formulation.topologies.described import decode_topology
+from tessera.formulation.answer.codec import decode, digest, encode
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.base.tables import Table
+from tessera.formulation.round.problem import CouplingRow, Problem, RowKind
+from tessera.formulation.state import traffic
+from tessera.formulation.state.network_facts import Traffics
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.topologies import described
+from tessera.formulation.state.topologies.described import decode_topology
+from tessera.formulation.state.traffic import CellTraffic, StageTraffic, intern_traffic
 from tessera.service.cli import main
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
 from tests.support.recording import load_rounds

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import RowKind
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import RowKind
+from tessera.formulation.state.last_round import NO_SEGMENTS, ScheduleSegments
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round

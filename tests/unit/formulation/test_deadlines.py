@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.moments import format_rfc3339
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import RowKind
-from tessera.formulation.promises.deadlines import certificates_are_kept
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.starts.shares import running_shares
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.moments import format_rfc3339
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import RowKind
+from tessera.formulation.round.promises.deadlines import certificates_are_kept
+from tessera.formulation.round.starts.shares import running_shares
+from tessera.formulation.round.statement import Statement, state_round
+from tessera.formulation.state.last_round import NO_SEGMENTS, ScheduleSegments
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

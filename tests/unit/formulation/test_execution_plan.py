@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     InvalidPlan,
     Offload,
@@ -28,8 +29,7 @@ from tessera.formulation.execution_plan import (
     check_fits,
     read_execution_plan,
 )
-from tessera.formulation.submeshes import refuse_nodes, slice_nodes
-from tessera.formulation.values import Workload
+from tessera.formulation.job.submeshes import refuse_nodes, slice_nodes
 from tests.support.execution_plans import execution_plans
 from tests.support.laws import examples
 

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.decayed_use import (
+from tessera.formulation.answer.explain import FAIR_SHARE_FACTOR
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.fair_share import MAX_HALVINGS, FairShare, fair_shares
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.rates import effective_weight
+from tessera.formulation.state.decayed_use import (
     CPU_CORES,
     HOST_MEMORY,
     Stint,
     UseMeter,
     tabulate_uses,
 )
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.explain import FAIR_SHARE_FACTOR
-from tessera.formulation.fair_share import MAX_HALVINGS, FairShare, fair_shares
-from tessera.formulation.hierarchy import MAX_DEPTH, lines_of_tenants
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.policy import Policy
-from tessera.formulation.rates import effective_weight
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tenants import Quotas, Tenants
+from tessera.formulation.state.hierarchy import MAX_DEPTH, lines_of_tenants
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat import CpSat
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.allowance import Allowance
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

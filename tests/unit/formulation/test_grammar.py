@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.grammar import (
     LEXICOGRAPHIC,
     LINEAR,
     OBJECTIVES,
@@ -17,7 +17,7 @@ from tessera.formulation.grammar import (
     Term,
     parse_objective,
 )
-from tessera.formulation.policy import Policy
+from tessera.formulation.round.policy import Policy
 
 
 def a_stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput, NotFound
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.last_round import PlannedNodes, PlannedStarts, ScheduleSegments
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.what_if.hypotheses import (
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.answer.hypotheses import (
     Hypothesis,
     append_jobs,
     apply_hypotheses,
     without_last_jobs,
 )
+from tessera.formulation.base.errors import InvalidInput, NotFound
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.last_round import PlannedNodes, PlannedStarts, ScheduleSegments
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 POLICY = Policy(objective="throughput")

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation import focus
-from tessera.formulation.codec import digest
-from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.formulation.focus import focus_on
-from tessera.formulation.job_curves import CurveStep, JobCurves, TypeCurves, curves_of_job
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.sensitivity import Resource
-from tessera.formulation.snapshot import Jobs, Snapshot
+from tessera.formulation.answer.codec import digest
+from tessera.formulation.answer.job_curves import CurveStep, JobCurves, TypeCurves, curves_of_job
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.sensitivity import Resource
+from tessera.formulation.base.errors import InvalidInput, NotAllowed
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state import focus
+from tessera.formulation.state.focus import focus_on
+from tessera.formulation.state.snapshot import Jobs, Snapshot
 from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.curves import curves_of
 from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.cells import build_cells
-from tessera.formulation.check import find_placement_violations
-from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.answer.check import find_placement_violations
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -22,35 +21,36 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.plan_tables import RefusedPlans, Runtimes
-from tessera.formulation.policy import Policy
-from tessera.formulation.promises.guarantee import (
-    guaranteed_jobs_are_as_fast_as_requested,
-    min_demand,
-    request_rate,
-)
-from tessera.formulation.promises.pins import pinned_gpu_type
-from tessera.formulation.promises.stated_plans import stated_plans
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.runnable_plans import (
-    ability_in_words,
-    are_refused,
-    offer_runnable_plans,
-    restriction_in_words,
-)
-from tessera.formulation.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
-from tessera.formulation.techniques import (
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.job.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
+from tessera.formulation.job.techniques import (
     Technique,
     read_techniques,
     refuse_techniques,
     techniques_of,
 )
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.promises.guarantee import (
+    guaranteed_jobs_are_as_fast_as_requested,
+    min_demand,
+    request_rate,
+)
+from tessera.formulation.round.promises.pins import pinned_gpu_type
+from tessera.formulation.round.promises.stated_plans import stated_plans
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.cells import build_cells
+from tessera.formulation.state.plan_tables import RefusedPlans, Runtimes
+from tessera.formulation.state.runnable_plans import (
+    ability_in_words,
+    are_refused,
+    offer_runnable_plans,
+    restriction_in_words,
+)
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.last_round import PlannedStarts
-from tessera.formulation.law_check import find_law_violations
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.law_check import find_law_violations
+from tessera.formulation.answer.placement import Gang, Placement, current_gangs
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.last_round import PlannedStarts
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes, state_freely
 from tests.support.driver import with_quotas
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.errors import NotAllowed
-from tessera.formulation.lifecycle import (
+from tessera.formulation.base.errors import NotAllowed
+from tessera.formulation.job.lifecycle import (
     LEAVING,
     TERMINAL,
     JobEvent,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.logs import (
+from tessera.formulation.base.logs import (
     JSON,
     LOG_FORMATS,
     MAX_LISTED,
@@ -26,9 +26,9 @@ from tessera.formulation.logs import (
     make_handler,
     settings_in_use,
 )
-from tessera.service import profiletask
 from tessera.service.agent import main as agent_main
-from tessera.service.cli import serve
+from tessera.service.cli.servers import serve
+from tessera.service.profiling import task as profiletask
 
 TOKEN = "tessera_token_0123456789ab_" + "s" * 43
 JSON_WEB_TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJl"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.topologies.builders import build_testbed as crux_testbed
-from tessera.formulation.topologies.document import build_topology, list_assumptions
-from tessera.formulation.topologies.drafts import TopologyDraft
-from tessera.formulation.topologies.measures import count_tiers
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.shapes import A100_HOST
-from tessera.formulation.topologies.topology import Tier
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.topologies.builders import build_testbed as crux_testbed
+from tessera.formulation.state.topologies.document import build_topology, list_assumptions
+from tessera.formulation.state.topologies.drafts import TopologyDraft
+from tessera.formulation.state.topologies.measures import count_tiers
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.shapes import A100_HOST
+from tessera.formulation.state.topologies.topology import Tier
 from tests.support.topologies import a_clos, gpu, vertex_names, write_columns
 
 TESTBED = {

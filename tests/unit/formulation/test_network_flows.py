@@ -9,18 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.flows import build_contention
-from tessera.formulation.network.patterns import Flows, PlacedExchange, flows_of
-from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.builders import build_testbed as crux_testbed
-from tessera.formulation.topologies.document import build_topology
-from tessera.formulation.topologies.lingjun import rows_of
-from tessera.formulation.topologies.measures import bisection_bytes_per_s, count_tiers, link_kinds
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
-from tessera.formulation.topologies.topology import Tier, Topology
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.answer.network.flows import build_contention
+from tessera.formulation.answer.network.patterns import Flows, PlacedExchange, flows_of
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.topologies.builders import build_testbed as crux_testbed
+from tessera.formulation.state.topologies.document import build_topology
+from tessera.formulation.state.topologies.lingjun import rows_of
+from tessera.formulation.state.topologies.measures import (
+    bisection_bytes_per_s,
+    count_tiers,
+    link_kinds,
+)
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.shapes import A100_HOST, PCIE_HOST, HostShape
+from tessera.formulation.state.topologies.topology import Tier, Topology
+from tessera.formulation.state.traffic import Pattern
 from tessera.simulator.data import data_file
 from tests.support.topologies import (
     a_clos,

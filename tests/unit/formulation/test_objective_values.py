@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.columns import first_draft
-from tessera.formulation.draft import Draft
-from tessera.formulation.goals import Linear
-from tessera.formulation.objectives import LEVELS_OF, column_values, goals_of, with_needs
-from tessera.formulation.objectives.fairness import fair_rate
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import migration_price, placed_value
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.statement import state_round
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.goals import Linear
+from tessera.formulation.round.objectives import LEVELS_OF, column_values, goals_of, with_needs
+from tessera.formulation.round.objectives.fairness import fair_rate
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import migration_price, placed_value
+from tessera.formulation.round.statement import state_round
 from tests.support.builders import a_job
 from tests.support.objectives import GANG, RATES, a_draft, a_round, a_running_job, values_of
 

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from tessera.formulation.columns import first_draft
-from tessera.formulation.errors import ProblemTooLarge
-from tessera.formulation.goals import Goal, Levels, Linear
-from tessera.formulation.grammar import LINEAR, OBJECTIVES
-from tessera.formulation.objectives import LEVELS_OF, column_values
-from tessera.formulation.objectives.fairness import fair_rate
-from tessera.formulation.offers import explain_unchosen
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import MAX_TOTAL
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Nodes, Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.answer.offers import explain_unchosen
+from tessera.formulation.base.errors import ProblemTooLarge
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.goals import Goal, Levels, Linear
+from tessera.formulation.round.grammar import LINEAR, OBJECTIVES
+from tessera.formulation.round.objectives import LEVELS_OF, column_values
+from tessera.formulation.round.objectives.fairness import fair_rate
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import MAX_TOTAL
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.snapshot import Nodes, Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.exact.cpsat import CpSat
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, state_freely
 from tests.support.laws import examples

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.cells import build_cells
-from tessera.formulation.packing import PackingWeights, classify_shapes, packing_rows
-from tessera.formulation.packing.shares import (
+from tessera.formulation.answer.packing_check import find_false_rows
+from tessera.formulation.round.packing import PackingWeights, classify_shapes, packing_rows
+from tessera.formulation.round.packing.shares import (
     MAX_NODE_GPUS,
     leaves_gaps,
     most_weight,
     shares_of,
 )
-from tessera.formulation.packing.validity import find_false_rows
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import CouplingRow, Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import CouplingRow, Problem
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.cells import build_cells
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.goals.rows import with_rows
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes, state_freely
 from tests.support.packings import accepted_shapes, most_on_node

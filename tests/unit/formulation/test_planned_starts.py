@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.moments import format_rfc3339
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.starts.planner import MOVED_BY_DELAYS, MOVED_BY_PRIORITY
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.moments import format_rfc3339
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.starts.planner import MOVED_BY_DELAYS, MOVED_BY_PRIORITY
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import (

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.check import find_placement_violations, find_violations
-from tessera.formulation.columns import first_draft
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import MAX_SPACING, Policy
-from tessera.formulation.promises.guarantee import request_rate
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import Statement, state_round
+from tessera.formulation.answer.check import find_placement_violations, find_violations
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.policy import MAX_SPACING, Policy
+from tessera.formulation.round.promises.guarantee import request_rate
+from tessera.formulation.round.statement import Statement, state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import (
     decide_round,

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind, make_decisions
-from tessera.formulation.explain import explain_waiting_jobs
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem, state_round
+from tessera.formulation.answer.decisions import DecisionKind, make_decisions
+from tessera.formulation.answer.explain import explain_waiting_jobs
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import Reason, ReasonCode
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import build_problem, state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [

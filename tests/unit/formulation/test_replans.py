@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.columns import first_draft
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import rates_if_kept
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import MAX_SPACING, Policy
-from tessera.formulation.promises.stability import replans_are_rare_and_pay_back
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.replans import Replan, charge_unsaved_training, start_duration_s
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.lookahead import rates_if_kept
+from tessera.formulation.round.policy import MAX_SPACING, Policy
+from tessera.formulation.round.promises.stability import replans_are_rare_and_pay_back
+from tessera.formulation.state.replans import Replan, charge_unsaved_training, start_duration_s
+from tessera.formulation.state.snapshot import Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decide_round, reason_of
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang, Placement
+from tessera.formulation.answer.reservation_check import find_reservation_violations
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.records.reservations import NodeSize, ReservationSpec, require_room
-from tessera.formulation.reservation_check import find_reservation_violations
-from tessera.formulation.reservations import with_reservations
-from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.reservations import with_reservations
+from tessera.formulation.state.reserved import Entitlements, Reservations, ReservedNodes
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import reason_of

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import PROFILING, Workload
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     PlanStage,
@@ -19,7 +20,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.launch import (
+from tessera.formulation.job.launch import (
     DEFAULT_LAUNCH,
     DEFAULT_TUNING_BUDGET_S,
     MAX_PATTERN,
@@ -28,7 +29,7 @@ from tessera.formulation.launch import (
     check_pattern,
     launch_from_plain,
 )
-from tessera.formulation.runtimes import (
+from tessera.formulation.job.runtimes import (
     ALPA,
     COMMAND,
     DEEPSPEED,
@@ -41,7 +42,6 @@ from tessera.formulation.runtimes import (
     fail_at,
     is_training,
 )
-from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.settings import build_config, make_parser, make_runtimes
 from tests.support.launches import WHOLE_LAUNCH
 from tests.support.stored_cluster import a_spec

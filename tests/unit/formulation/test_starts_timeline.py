@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tessera.formulation.starts.timeline import Slot, StartShape, Timeline, shape_of
+from tessera.formulation.round.starts.timeline import Slot, StartShape, Timeline, shape_of
 from tests.support.builders import a_node, a_snapshot
 
 NOW_S = 1000.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.launch import LaunchSpec
-from tessera.service.rpc.convert.jobs import to_job_spec
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.launch import LaunchSpec
+from tessera.service.server.convert.jobs import to_job_spec
 from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzabcdefgh"

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.goals import Levels
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
-from tessera.formulation.rates import effective_weight
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem, state_round
-from tessera.formulation.tenants import Tenants
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.goals import Levels
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import MAX_TOTAL, VALUE_SCALE, Problem
+from tessera.formulation.round.rates import effective_weight
+from tessera.formulation.round.statement import build_problem, state_round
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.formulation.state.tenants import Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.codec import digest, encode
-from tessera.formulation.draft import Draft
-from tessera.formulation.errors import NotFound
-from tessera.formulation.objectives.values import ColumnValues
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.statement import build_problem
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.codec import digest, encode
+from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.draft import Draft
+from tessera.formulation.round.objectives.values import ColumnValues
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import build_problem
 from tessera.modelling import Cell, InvalidInput, Problem, RoundResult
 from tessera.modelling.problem import NOW_S
 from tessera.service.cli import main

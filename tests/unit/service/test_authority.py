@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput, NotAllowed, NotAuthenticated
-from tessera.service.security.authority import (
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotAuthenticated
+from tessera.service.server.security.authority import (
     AgentIdentity,
     KeyedCertificate,
     create_authority,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.formulation.errors import Unavailable
-from tessera.service.background import run_in_process
+from tessera.formulation.base.errors import Unavailable
+from tessera.service.server.rounds.background import run_in_process
 
 
 def divide_by(divisor: int) -> float:

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.limits import MAX_DURATION_S
 from tessera.service.cli import options
-from tessera.service.config import Config
 from tessera.service.durations import parse_duration_s
-from tessera.service.settings.sources import load_config
-from tessera.service.standing_policy import unheeded_wishes
+from tessera.service.server.rounds.standing_policy import unheeded_wishes
+from tessera.service.server.settings.config import Config
+from tessera.service.server.settings.sources import load_config
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.job_records import a_job_record
 
@@ -273,7 +273,7 @@ def test_warnings_follow_the_standing_policy(options: dict[str, Any], message: s
 
 SCRIPT = """
 import resource
-from tessera.service.file_limit import raise_file_limit
+from tessera.service.server.tasks.file_limit import raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.service.security.authority import create_authority
-from tessera.service.security.key_files import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.service.server.security.authority import create_authority
+from tessera.service.server.security.key_files import (
     parse_certificates,
     parse_key,
     read_authority,
@@ -21,7 +21,7 @@ from tessera.service.security.key_files import (
     write_private,
     write_public,
 )
-from tessera.service.security.serving import ServingCertificate
+from tessera.service.server.security.serving import ServingCertificate
 from tests.support.certificates import DAY_S, LOG, Site, make_site, read_pair
 from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines

@@ -16,13 +16,14 @@ import pytest
 from google.protobuf.message import Message
 
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.formulation.errors import DeadlineTooShort, NotFound, TooBusy
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
-from tessera.service import memory
-from tessera.service.rpc.calls import StreamPlaces
-from tessera.service.rpc.lanes import (
+from tessera.formulation.base.errors import DeadlineTooShort, NotFound, TooBusy
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import build_problem
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rpc.sharing import SharedReads
+from tessera.service.server.tasks import memory
+from tessera.service.server.tasks.calls import StreamPlaces
+from tessera.service.server.tasks.lanes import (
     CALLER,
     QUICK_BYTES,
     QUICK_ITEMS,
@@ -34,10 +35,9 @@ from tessera.service.rpc.lanes import (
     SizedCalls,
     client_of,
 )
-from tessera.service.rpc.sharing import SharedReads
 from tessera.solvers import registry
 from tessera.solvers.base import Budget
-from tessera.solvers.cpsat import CpSat
+from tessera.solvers.exact.cpsat import CpSat
 from tessera.solvers.network.swaps import PlayEffort
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of

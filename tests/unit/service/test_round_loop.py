@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT, NOMINAL_S, TASK_WORKLOAD
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import (
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.proofs import NO_PROOF
+from tessera.formulation.base.errors import (
     DeadlineTooShort,
     InvalidInput,
     NotFound,
     TooBusy,
     Unavailable,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.proofs import NO_PROOF
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import Snapshot
-from tessera.service import deciding
-from tessera.service.cluster_task import ClusterTask
-from tessera.service.loop import RoundLoop
-from tessera.service.purger import ClusterPurger
-from tessera.service.rpc.calls import Calls
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds import deciding
+from tessera.service.server.rounds.cluster_task import ClusterTask
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.tasks.calls import Calls
+from tessera.service.server.tasks.purger import ClusterPurger
 from tessera.solvers import registry
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver

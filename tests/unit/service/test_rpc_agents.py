@@ -14,9 +14,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tessera.db.store import Store
-from tessera.formulation.access import IDENTITY, Identity, Role
-from tessera.formulation.errors import (
+from tessera.db.store.store import Store
+from tessera.formulation.answer.network.descriptions import MAX_MET_JOBS, find_met_jobs
+from tessera.formulation.answer.network.outcome import NetworkDecision, Route
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
+from tessera.formulation.base.access import IDENTITY, Identity, Role
+from tessera.formulation.base.errors import (
     Conflict,
     InvalidInput,
     NotAllowed,
@@ -24,12 +28,8 @@ from tessera.formulation.errors import (
     TooBusy,
     Unavailable,
 )
-from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.network.descriptions import MAX_MET_JOBS, find_met_jobs
-from tessera.formulation.network.outcome import NetworkDecision, Route
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
+from tessera.formulation.job.exit_reasons import ExitReason
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import (
     DesiredGang,
     DesiredState,
@@ -40,15 +40,15 @@ from tessera.formulation.records.agents import (
 )
 from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
 from tessera.formulation.records.logs import LogRead
-from tessera.service.rpc.agentinbox import AgentInbox
-from tessera.service.rpc.agentsession import AgentCalls, AgentSession
-from tessera.service.rpc.calls import Calls, Subscription
-from tessera.service.rpc.convert import agents, jobs
-from tessera.service.rpc.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
-from tessera.service.rpc.enrolment import Enrolment, EnrolmentSettings
-from tessera.service.rpc.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
-from tessera.service.rpc.lanes import CALLER, FairCalls, Lane, LaneLimits, Share
-from tessera.service.settings.streams import AgentTiming
+from tessera.service.server.convert import agents, jobs
+from tessera.service.server.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
+from tessera.service.server.rpc.agents.agentinbox import AgentInbox
+from tessera.service.server.rpc.agents.agentsession import AgentCalls, AgentSession
+from tessera.service.server.rpc.agents.enrolment import Enrolment, EnrolmentSettings
+from tessera.service.server.rpc.agents.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
+from tessera.service.server.settings.streams import AgentTiming
+from tessera.service.server.tasks.calls import Calls, Subscription
+from tessera.service.server.tasks.lanes import CALLER, FairCalls, Lane, LaneLimits, Share
 from tessera.v1 import agents_pb2, launch_pb2
 from tessera.v1 import agents_pb2 as pb
 from tests.support.execution_plans import a_plan

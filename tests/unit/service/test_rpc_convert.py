@@ -16,20 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation import limits
-from tessera.formulation.errors import InvalidInput, StaleEtag
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.launch import LaunchSpec, SecretVariable
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
+from tessera.formulation.base.errors import InvalidInput, StaleEtag
+from tessera.formulation.base.values import ESTIMATE_SOURCES, Cell, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.job.launch import LaunchSpec, SecretVariable
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.clusters import NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec, PlannedStartRecord, SegmentRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
-from tessera.formulation.values import ESTIMATE_SOURCES, Cell, Workload
-from tessera.service.rpc import fields
-from tessera.service.rpc.convert import agents, clusters, estimates, jobs, rounds, tenants
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.round.policy import MAX_FAIRNESS_LEVELS
+from tessera.service.server.convert import (
+    agents,
+    clusters,
+    estimates,
+    fields,
+    jobs,
+    rounds,
+    tenants,
+)
 from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import agents_pb2, clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
 from tests.support.job_records import a_desired_gang, a_job_record

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import PROFILING, Workload
+from tessera.formulation.job.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.gangs import read_launch
 from tessera.service.agent.isolation import UnsuitableNode
-from tessera.service.rpc.convert import agents, jobs
-from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
+from tessera.service.server.convert import agents, jobs
+from tessera.service.server.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
 from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
 from tests.support.execution_plans import a_plan
 from tests.support.job_records import a_desired_gang

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.db.store import Store
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput, NodeSilent, TooBusy
-from tessera.formulation.lifecycle import JobState
+from tessera.db.store.store import Store
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput, NodeSilent, TooBusy
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.logs import JobStart, LogAnswer, LogRead, StartedJob, answer_key
-from tessera.service.rpc import logs
-from tessera.service.rpc.calls import StreamPlaces, Wakeups
-from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
-from tessera.service.rpc.logs import LogTiming, OutputReader
+from tessera.service.server.rpc import logs
+from tessera.service.server.rpc.logs import LogTiming, OutputReader
+from tessera.service.server.tasks.calls import StreamPlaces, Wakeups
+from tessera.service.server.tasks.lanes import FairCalls, Lane, LaneLimits
 from tessera.v1 import jobs_pb2
 from tests.support.patience import PATIENCE_S
 from tests.support.store_double import StoreDouble

@@ -13,13 +13,13 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation import errors
-from tessera.formulation.errors import InvalidInput, RoundSuperseded, TesseraError
-from tessera.service.rpc import names
-from tessera.service.rpc.convert.clusters import to_gpu_types
-from tessera.service.rpc.convert.tenants import to_tenant
-from tessera.service.rpc.errors import CODES, DOMAIN, code_of, status_of
-from tessera.service.rpc.paging import PageRequest, page_of
+from tessera.formulation.base import errors
+from tessera.formulation.base.errors import InvalidInput, RoundSuperseded, TesseraError
+from tessera.service.server.convert import names
+from tessera.service.server.convert.clusters import to_gpu_types
+from tessera.service.server.convert.tenants import to_tenant
+from tessera.service.server.rpc.paging import PageRequest, page_of
+from tessera.service.server.rpc.serving.errors import CODES, DOMAIN, code_of, status_of
 from tessera.solvers.base import SolverFailed
 from tessera.v1 import agents_pb2, clusters_pb2, jobs_pb2, networks_pb2, tenants_pb2
 from tessera.v1 import jobs_pb2 as pb

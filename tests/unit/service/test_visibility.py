@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.formulation.access import Identity, Role
-from tessera.service.rpc.visibility import (
+from tessera.formulation.base.access import Identity, Role
+from tessera.service.server.rpc.visibility import (
     OTHERS,
     hide_in_explanation,
     hide_in_job,

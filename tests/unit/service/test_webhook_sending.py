@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.formulation.secrets import hide_secrets
-from tessera.formulation.webhooks import (
+from tessera.formulation.base.errors import InvalidInput, Unavailable
+from tessera.formulation.base.secrets import hide_secrets
+from tessera.formulation.records.webhooks import (
     MAX_RETRY_S,
     Delivery,
     derive_secret,
     retry_after_s,
     write_body,
 )
-from tessera.service.webhooks.addresses import is_allowed, read_networks, resolve_endpoint
-from tessera.service.webhooks.sending import Sender, SendingOptions, check_url
+from tessera.service.server.webhooks.addresses import is_allowed, read_networks, resolve_endpoint
+from tessera.service.server.webhooks.sending import Sender, SendingOptions, check_url
 from tests.support.certificates import make_site
 from tests.support.hook_target import HookTarget, hook_target
 

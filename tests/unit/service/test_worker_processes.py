@@ -16,15 +16,15 @@ import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.client import PLAIN_TEXT, ChannelSettings
-from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
+from tessera.formulation.base.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
 from tessera.formulation.records.rounds import RoundCommit
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import Snapshot
-from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.profiletask import channel_settings
-from tessera.service.settings.sources import load_config
-from tessera.service.worker import SolveProcesses
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.profiling.task import channel_settings
+from tessera.service.server.rounds.loop import RoundLoop
+from tessera.service.server.rounds.worker import SolveProcesses
+from tessera.service.server.settings.config import Config
+from tessera.service.server.settings.sources import load_config
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.values import Cell
+from tessera.formulation.base.values import Cell
 from tessera.simulator.bounds import throughput_bound
 from tessera.simulator.completion_bound import completion_bound
 from tessera.simulator.guarantees import find_broken_guarantees

@@ -12,7 +12,7 @@ import pytest
 from tessera.benchmarks.harness.cases import find_cases
 from tessera.benchmarks.harness.registry import run_case
 from tessera.benchmarks.schedulers.bench_policies import ComparisonGroup, parse_shares, policy_run
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import (
     SEED_MEAN_FIGURES,
     bound_share,

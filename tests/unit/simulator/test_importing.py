@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
-from tessera.formulation.values import BEST_FOUND, EstimateSource, Workload
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, EstimateSource, Workload
+from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.csv_writer import profiles_csv
 from tessera.simulator.traces.profiles import parse_profiles, read_profiles

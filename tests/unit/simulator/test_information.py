@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from tessera.estimator.profiling.tasks import NOMINAL_S, TASK_WORKLOAD
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, CellKey, EstimateSource, Workload
+from tessera.formulation.state.information import (
     DpMemory,
     Information,
     data_parallel,
     searched_optimum,
     single_gpu,
 )
-from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.values import BEST_FOUND, CellKey, EstimateSource, Workload
+from tessera.formulation.state.snapshot import Estimates, Snapshot
 from tessera.simulator.comparison.information import GIB, read_dp_memory
 from tessera.simulator.data import data_dir
 from tessera.simulator.executor import replay_lines

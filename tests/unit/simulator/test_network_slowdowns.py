@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of, join_parts
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.network.contention import Contention, demand_of, join_parts
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.executor import replay_lines
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.network.rates import GroupRates, RateWindow

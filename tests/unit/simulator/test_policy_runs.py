@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import all_estimates, searched_optimum
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.state.information import all_estimates, searched_optimum
 from tessera.simulator.comparison.policies import (
     information_of,
     options_of,

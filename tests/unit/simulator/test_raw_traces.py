@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.main import app
 from tessera.simulator.traces.files import trace_of
 from tessera.simulator.traces.raw import philly

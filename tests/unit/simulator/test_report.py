@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.figures import Report
 from tessera.simulator.provenance import measured_commit
 from tessera.simulator.report.comparisons import bars_plot

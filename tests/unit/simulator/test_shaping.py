@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.simulator.traces import screening
 from tessera.simulator.traces.recipe import Recipe, apply_recipe
 from tessera.simulator.traces.redraw import (

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import Workload
 from tessera.formulation.records.forecasts import EVENTS, Band, Submission
-from tessera.formulation.spreads import SMOOTHING_S, SMOOTHING_SHARE, PastSpread, Spread
-from tessera.formulation.values import Workload
+from tessera.formulation.records.spreads import SMOOTHING_S, SMOOTHING_SHARE, PastSpread, Spread
 from tessera.simulator.forecasts.calibration import (
     censored_quantiles,
     learn_correction,

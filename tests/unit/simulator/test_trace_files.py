@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.formulation.dependencies import Condition, Dependency
-from tessera.formulation.errors import InvalidInput
-from tessera.service.cli.submissions import drop_dependencies_on_others, make_submissions
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.dependencies import Condition, Dependency
+from tessera.service.cli.simulation.submissions import drop_dependencies_on_others, make_submissions
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.dependencies import order_by_dependencies

@@ -12,7 +12,7 @@ import pytest
 
 from tessera.estimator.hardware import ALL, CATALOGUE
 from tessera.estimator.samples import sample_profiles
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.clusters import (
     NODES_PER_RACK,

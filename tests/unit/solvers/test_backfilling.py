@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Ints
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.cli.main import app
 from tessera.simulator.data import data_file
 from tessera.simulator.run import Decider

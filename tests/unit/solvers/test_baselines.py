@@ -16,16 +16,16 @@ from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
 from tessera.benchmarks.rounds.entries import ContestEntry
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.benchmarks.rounds.rivals import seconds_to_reach
-from tessera.formulation.check import find_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import SolveStatus
-from tessera.formulation.statement import build_problem, state_round
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import build_problem, state_round
 from tessera.solvers import registry
-from tessera.solvers.answers import make_solution, objective_of, without_answer
 from tessera.solvers.base import Budget
-from tessera.solvers.baselines.pop import Pop, part_of
-from tessera.solvers.baselines.stock import StockCpSat
+from tessera.solvers.exact.answers import make_solution, objective_of, without_answer
+from tessera.solvers.exact.baselines.pop import Pop, part_of
+from tessera.solvers.exact.baselines.stock import StockCpSat
 from tests.support import problems as support
 from tests.support.laws import scaled
 from tests.support.odd_problems import (

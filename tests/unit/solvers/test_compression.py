@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.network.plan import NetworkPlan
-from tessera.formulation.solution import SolveStatus
-from tessera.formulation.tables import Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.answer.network.plan import NetworkPlan
+from tessera.formulation.answer.solution import SolveStatus
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.network.compression import compress_levels, compression_of, sample_orders
 from tessera.solvers.network.compression.cuts import cut_of

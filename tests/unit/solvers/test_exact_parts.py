@@ -8,15 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.problem import Problem
-from tessera.formulation.tables import Ints
-from tessera.solvers import exchange
-from tessera.solvers.answers import is_answer, make_solution, objective_of, trivial_bound
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.round.problem import Problem
 from tessera.solvers.base import Budget
-from tessera.solvers.branching import Branching
-from tessera.solvers.exchange import exchange_choices
-from tessera.solvers.prices import certificate_of_prices, price_problem
+from tessera.solvers.exact import exchange
+from tessera.solvers.exact.answers import is_answer, make_solution, objective_of, trivial_bound
+from tessera.solvers.exact.branching import Branching
+from tessera.solvers.exact.exchange import exchange_choices
+from tessera.solvers.exact.prices import certificate_of_prices, price_problem
 from tests.support.problems import a_problem
 from tests.support.proofs import a_random_problem, best_choice, best_objective
 

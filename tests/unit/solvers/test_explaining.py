@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import DeadlineTooShort, InvalidInput
-from tessera.formulation.explanations.applying import apply_changes
-from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.explanations.records import Claim, DisplacedBy, Explanation
-from tessera.formulation.explanations.words import describe_changes
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.reasons import CAUSES, Cause, ReasonCode
-from tessera.formulation.snapshot import Nodes, Snapshot
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.explanations.applying import apply_changes
+from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.answer.explanations.records import Claim, DisplacedBy, Explanation
+from tessera.formulation.answer.explanations.words import describe_changes
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import CAUSES, Cause, ReasonCode
+from tessera.formulation.state.snapshot import Nodes, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job

@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.formulation.check import find_violations
-from tessera.formulation.codec import decode
-from tessera.formulation.goals import Goal
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import MAX_TOTAL, Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import state_round
-from tessera.solvers.answers import make_solution
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.codec import decode
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.round.goals import Goal
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import MAX_TOTAL, Problem
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget, Solver
+from tessera.solvers.exact.answers import make_solution
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
 from tessera.solvers.goals.rows import keep_goal_row, with_rows
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round

@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem
-from tessera.formulation.tables import Floats, Ints
-from tessera.solvers.answers import is_answer, objective_of
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
+from tessera.formulation.round.problem import Problem
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, improve_choice, pack_must_run, repair_choice
+from tessera.solvers.exact.answers import is_answer, objective_of
+from tessera.solvers.exact.greedy import Greedy, improve_choice, pack_must_run, repair_choice
 from tessera.solvers.kernels import greedy as loops
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array, compile_lazily
-from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.warm import run_every_loop
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import PlannedStarts, ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import Lookahead, look_ahead, slot_boundaries, slot_spacing
-from tessera.formulation.lookahead.check import find_schedule_violations
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.replans import charge_unsaved_training
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.lookahead_check import find_schedule_violations
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.lookahead import Lookahead, look_ahead, slot_boundaries, slot_spacing
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.last_round import PlannedStarts, ScheduleSegments
+from tessera.formulation.state.replans import charge_unsaved_training
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.lookahead import admit
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds import plan
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.arena_deadline import ArenaDeadline

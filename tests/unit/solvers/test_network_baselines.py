@@ -9,10 +9,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import Contention, LinkDemand
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import Contention, LinkDemand
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.baselines.cassini import align_shifts, waits_s
 from tessera.solvers.network.baselines.circles import common_grid, fit_circles
 from tessera.solvers.network.baselines.ecmp import hash_bundles

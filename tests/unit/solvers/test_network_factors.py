@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import LinkDemand
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.base.errors import InvalidInput
 from tessera.solvers.network.factors import (
     NARROW_BOUNDS,
     WIDE_BOUNDS,

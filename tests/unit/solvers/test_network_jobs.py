@@ -8,9 +8,9 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import Gang
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
 from tessera.solvers.network.jobs.hived import HiveD
 from tessera.solvers.network.jobs.matching import match_pairs

@@ -9,12 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import LinkDemand
-from tessera.formulation.network.flows import NetworkJob, build_contention
-from tessera.formulation.network.traffic import (
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import LinkDemand
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.state.topologies import fabric
+from tessera.formulation.state.topologies.builders import build_clos, build_torus
+from tessera.formulation.state.topologies.document import build_topology
+from tessera.formulation.state.topologies.routes import Routes
+from tessera.formulation.state.topologies.shapes import SHAPES
+from tessera.formulation.state.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
+from tessera.formulation.state.traffic import (
     MAX_BYTES,
     MAX_FLOP,
     MAX_ITERATION_S,
@@ -24,13 +31,6 @@ from tessera.formulation.network.traffic import (
     Traffic,
     parse_cell_traffic,
 )
-from tessera.formulation.tables import Ints
-from tessera.formulation.topologies import fabric
-from tessera.formulation.topologies.builders import build_clos, build_torus
-from tessera.formulation.topologies.document import build_topology
-from tessera.formulation.topologies.routes import Routes
-from tessera.formulation.topologies.shapes import SHAPES
-from tessera.formulation.topologies.topology import NO_HOST, Links, Tier, Topology, Vertices
 from tessera.solvers.network import floor, swaps
 from tessera.solvers.network.baselines.circles import common_grid
 from tessera.solvers.network.baselines.sincronia import bssi_order

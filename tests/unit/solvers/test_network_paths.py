@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.contention import Contention, demand_of
-from tessera.formulation.network.flows import NetworkJob, build_contention, sent_by_hosts
-from tessera.formulation.network.measured import (
+from tessera.formulation.answer.network.contention import Contention, demand_of
+from tessera.formulation.answer.network.flows import NetworkJob, build_contention, sent_by_hosts
+from tessera.formulation.answer.network.measured import (
     MAX_CREDIBLE_FACTOR,
     TrafficMeasurement,
     correct_bytes,
     correct_times,
 )
-from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.tables import Floats
-from tessera.formulation.topologies.topology import Topology
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats
+from tessera.formulation.state.topologies.topology import Topology
+from tessera.formulation.state.traffic import Pattern
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.paths import least_comm_s, select_paths
 from tests.support.contentions import a_contention

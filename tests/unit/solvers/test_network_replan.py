@@ -7,10 +7,10 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.answer.network.check import find_network_violations
+from tessera.formulation.answer.network.contention import Contention, LinkDemand, demand_of
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Floats, Ints
 from tessera.solvers.network import trials
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.floor import apply_floor

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution
+from tessera.formulation.answer.solution import Solution
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.odd_gangs import gangs

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.check import (
-    find_placement_violations,
-    find_violations,
-)
-from tessera.formulation.decisions import Decision
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.answer.check import find_placement_violations, find_violations
+from tessera.formulation.answer.decisions import Decision
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.placement.blocks import (
     carve_share,
@@ -30,7 +28,6 @@ from tessera.solvers.placement.blocks import (
     maximal_blocks,
 )
 from tessera.solvers.placement.free import Layout, list_layouts, spread_evenly
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import (
     a_job,

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.check import find_placement_violations
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.explanations.changes import ChangeKind
-from tessera.formulation.explanations.records import Explanation
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import RowKind
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.answer.check import find_placement_violations
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.explanations.changes import ChangeKind
+from tessera.formulation.answer.explanations.records import Explanation
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import RowKind
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions

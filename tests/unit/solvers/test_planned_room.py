@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.last_round import ExpectedReleases, PlannedNodes, PlannedStarts
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.state.last_round import ExpectedReleases, PlannedNodes, PlannedStarts
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.placement.board import Board
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes, state_freely

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import parse_objective
-from tessera.formulation.plugins import find_plugin, references_in
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.plugins import find_plugin, references_in
+from tessera.formulation.round.grammar import parse_objective
 from tessera.modelling import Problem
 from tessera.service.cli.main import app
 from tessera.simulator.comparison.policies import options_of, plugin_files
@@ -28,7 +28,7 @@ LAB = """
 from dataclasses import dataclass
 from typing import Annotated
 import numpy as np
-from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.round.objectives.values import ColumnValues
 from tessera.solvers.schedulers.parameters import ParameterRule
 
 class Nobody:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tessera.formulation.policy import Policy
+from tessera.formulation.round.policy import Policy
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import make_view
 from tests.support.builders import a_job

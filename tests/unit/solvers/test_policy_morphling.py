@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.check import find_violations
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.plan_tables import PlanKinds
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATE_CODE, Snapshot
-from tessera.formulation.statement import state_round
-from tessera.solvers.answers import make_solution, objective_of, trivial_bound
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.plan_tables import PlanKinds
+from tessera.formulation.state.snapshot import STATE_CODE, Snapshot
+from tessera.solvers.exact.answers import make_solution, objective_of, trivial_bound
 from tessera.solvers.schedulers.antman import AntMan
 from tessera.solvers.schedulers.base import make_view, translate_choice
 from tessera.solvers.schedulers.morphling import Morphling

@@ -8,23 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import RecordedAnswer, Solution, SolveStatus
-from tessera.solvers.answers import (
-    is_answer,
-    make_solution,
-    objective_of,
-    without_answer,
-)
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.solution import RecordedAnswer, Solution, SolveStatus
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.problem import Problem
 from tessera.solvers.base import Budget, Solver, SolverFailed
-from tessera.solvers.branching import Branching, KnapsackFilling
-from tessera.solvers.branching.solver import MAX_CP_SAT_JOBS
-from tessera.solvers.cpsat import POLISHING_WORK, CpSat
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.pricing import Pricing
+from tessera.solvers.exact.answers import is_answer, make_solution, objective_of, without_answer
+from tessera.solvers.exact.branching import Branching, KnapsackFilling
+from tessera.solvers.exact.branching.solver import MAX_CP_SAT_JOBS
+from tessera.solvers.exact.cpsat import POLISHING_WORK, CpSat
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.portfolio import Portfolio
+from tessera.solvers.exact.pricing import Pricing
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import scaled
 from tests.support.problems import a_problem, are_equal

@@ -14,27 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera import solvers
-from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.check import find_violations
-from tessera.formulation.draft import RowUse
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.solution import RecordedAnswer, Solution, SolveStatus
-from tessera.solvers import baselines as baselines
-from tessera.solvers.answers import (
-    is_answer,
-    make_solution,
-    objective_of,
-    without_answer,
-)
+from tessera.formulation.answer.certificate_check import check_certificate
+from tessera.formulation.answer.check import find_violations
+from tessera.formulation.answer.solution import RecordedAnswer, Solution, SolveStatus
+from tessera.formulation.round.draft import RowUse
+from tessera.formulation.round.problem import CouplingRow, Problem, RowKind
 from tessera.solvers.base import Budget
-from tessera.solvers.baselines.pop import Pop
-from tessera.solvers.branching import Branching
-from tessera.solvers.fixing import core_of
+from tessera.solvers.exact import baselines as baselines
+from tessera.solvers.exact.answers import is_answer, make_solution, objective_of, without_answer
+from tessera.solvers.exact.baselines.pop import Pop
+from tessera.solvers.exact.branching import Branching
+from tessera.solvers.exact.fixing import core_of
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.prices import price_problem
+from tessera.solvers.exact.simplify import simplify
 from tessera.solvers.goals.rows import with_rows
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.prices import price_problem
 from tessera.solvers.registry import make_solver
-from tessera.solvers.simplify import simplify
 from tests.support.goals import every_answer
 from tests.support.laws import examples
 from tests.support.odd_problems import draw_problem as draw_odd_problem
@@ -197,7 +192,8 @@ def solver_classes() -> list[type[Any]]:
     """Return the class of each solver, as importing code gets it."""
     modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "tessera.solvers.")]
     modules += [
-        info.name for info in pkgutil.iter_modules(baselines.__path__, "tessera.solvers.baselines.")
+        info.name
+        for info in pkgutil.iter_modules(baselines.__path__, "tessera.solvers.exact.baselines.")
     ]
     found = {}
     for module in map(importlib.import_module, modules):

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import look_ahead
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.lookahead import look_ahead
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.last_round import ScheduleSegments
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.lookahead import admit, rollout
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.lookahead.rollout import roll_out
-from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.due import due_s
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

@@ -12,27 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.rounds.instances import churn_round, make_instance
-from tessera.formulation.cell_cache import cached_cells
-from tessera.formulation.cells import build_cells
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.columns import first_draft
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.dominance import find_undominated
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import Prices
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import state_round
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.columns import first_draft
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.cell_cache import cached_cells
+from tessera.formulation.state.cells import build_cells
+from tessera.formulation.state.dominance import find_undominated
+from tessera.formulation.state.last_round import Prices
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.portfolio import Portfolio
+from tessera.solvers.exact.prices import known_prices
 from tessera.solvers.goals import build_surrogate, solve_goals
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import known_prices
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.rounds.times import RoundTimes

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import Gang
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.formulation.snapshot import Snapshot
-from tessera.service.deciding import decide_again
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.service.server.rounds.deciding import decide_again
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import PublishedScheduler

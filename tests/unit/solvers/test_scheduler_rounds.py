@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Ints
-from tessera.solvers.greedy import Greedy
+from tessera.formulation.answer.decisions import DecisionKind
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.solvers.exact.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view
 from tessera.solvers.schedulers.fcfs import Fcfs

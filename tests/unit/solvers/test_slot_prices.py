@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.deadlines.large_rounds import draw_deadlines
-from tessera.formulation.admission import Admission
-from tessera.formulation.lookahead import Lookahead, look_ahead, picks_of
-from tessera.formulation.lookahead.check import find_schedule_violations
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.answer.lookahead_check import find_schedule_violations
+from tessera.formulation.round.admission import Admission
+from tessera.formulation.round.lookahead import Lookahead, look_ahead, picks_of
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.lookahead import ADMISSION, admit, exact, market
 from tessera.solvers.lookahead.admission import drafts_before_deadlines

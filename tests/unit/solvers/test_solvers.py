@@ -15,20 +15,21 @@ import pulp
 import pytest
 from ortools.sat.python import cp_model
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.round.problem import Problem
 from tessera.simulator.provenance import ROOT
-from tessera.solvers import cbc, convex, registry
-from tessera.solvers.answers import make_solution, trivial_bound
+from tessera.solvers import registry
 from tessera.solvers.base import Budget, SolverFailed
-from tessera.solvers.cbc import Cbc
-from tessera.solvers.cpsat import CpSat
-from tessera.solvers.cpsat import model as cpsat_model
-from tessera.solvers.cpsat.solver import STATUS
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.relaxation import Relaxation
+from tessera.solvers.exact import cbc, convex
+from tessera.solvers.exact.answers import make_solution, trivial_bound
+from tessera.solvers.exact.cbc import Cbc
+from tessera.solvers.exact.cpsat import CpSat
+from tessera.solvers.exact.cpsat import model as cpsat_model
+from tessera.solvers.exact.cpsat.solver import STATUS
+from tessera.solvers.exact.greedy import Greedy
+from tessera.solvers.exact.portfolio import Portfolio
+from tessera.solvers.exact.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.problems import a_problem, are_equal
 

@@ -12,22 +12,22 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
-from tessera.db.documents import summary_from, summary_json
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.codec import encode
-from tessera.formulation.goals import GoalResult
-from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
+from tessera.db.base.documents import summary_from, summary_json
+from tessera.formulation.answer.codec import encode
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.round.goals import GoalResult
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.cli import main
 from tessera.service.cli.demo.command import _gap
-from tessera.service.cli.roundview import (
+from tessera.service.cli.rounds.roundview import (
     compare_with_recorded_bound,
     format_gap,
     round_columns,
     show_replay,
 )
-from tessera.service.deciding import decide_again
-from tessera.service.rpc.convert.rounds import of_summary
+from tessera.service.server.convert.rounds import of_summary
+from tessera.service.server.rounds.deciding import decide_again
 from tessera.simulator.metrics import worst_gap
 from tessera.simulator.run import RoundRow
 from tessera.solvers.base import Budget

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.cells import build_cells
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.grammar import OBJECTIVES
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.formulation.rates import unit_rate
-from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.unknown_rates import assume_rates, has_unknown_rate
-from tessera.formulation.values import BEST_FOUND, EstimateSource, GpuType
+from tessera.formulation.answer.codec import decode, encode
+from tessera.formulation.answer.decisions import Decision, DecisionKind
+from tessera.formulation.answer.placement import Gang
+from tessera.formulation.answer.unknown_rates import assume_rates, has_unknown_rate
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.values import BEST_FOUND, EstimateSource, GpuType
+from tessera.formulation.job.lifecycle import JobState
+from tessera.formulation.job.reasons import ReasonCode
+from tessera.formulation.round.grammar import OBJECTIVES
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.rates import unit_rate
+from tessera.formulation.state.cells import build_cells
+from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
+from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_names, scheduler_of
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.runtimes import ALPA
-from tessera.formulation.submeshes import refuse_nodes, slice_nodes
+from tessera.formulation.job.runtimes import ALPA
+from tessera.formulation.job.submeshes import refuse_nodes, slice_nodes
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.words import fill_words

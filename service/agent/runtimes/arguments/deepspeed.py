@@ -14,14 +14,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
-    ExecutionPlan,
-    Offload,
-    Precision,
-    Recomputation,
-)
-from tessera.formulation.runtimes import DEEPSPEED
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan, Offload, Precision, Recomputation
+from tessera.formulation.job.runtimes import DEEPSPEED
 from tessera.service.agent.keeper.spec import FILES, LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import (
     PythonProgram,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import JAX
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.runtimes import JAX
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.words import fill_words

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.runtimes import RUNTIMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

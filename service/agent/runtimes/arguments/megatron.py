@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tessera.formulation.blocks import divide_blocks
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import (
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.blocks import divide_blocks
+from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
     Precision,
@@ -20,7 +20,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.formulation.runtimes import MEGATRON
+from tessera.formulation.job.runtimes import MEGATRON
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.torchrun import launcher_variables, launcher_words

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.runtimes import TORCHRUN
+from tessera.formulation.job.execution_plan import ExecutionPlan
+from tessera.formulation.job.runtimes import TORCHRUN
 from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import (
     PythonProgram,

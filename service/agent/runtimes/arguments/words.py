@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Final
 
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.job.execution_plan import ExecutionPlan
 
 INTERNAL_FIELDS: Final = ("stages", "micro_batch", "shape", "model")
 """Fields of a plan that no word holds as they are."""

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from tessera.formulation.access import LOCAL, Identity, Role
-from tessera.formulation.errors import InvalidInput, NotFound, PermissionDenied, TooBusy
-from tessera.service.security import limits
-from tessera.service.security.admission import Admission
-from tessera.service.security.limits import CallRate
-from tessera.service.security.roles import RULES
+from tessera.formulation.base.access import LOCAL, Identity, Role
+from tessera.formulation.base.errors import InvalidInput, NotFound, PermissionDenied, TooBusy
+from tessera.service.server.security import limits
+from tessera.service.server.security.admission import Admission
+from tessera.service.server.security.limits import CallRate
+from tessera.service.server.security.roles import RULES
 from tessera.v1 import jobs_pb2
 from tests.support.hand_clock import HandClock
 

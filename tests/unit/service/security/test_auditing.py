@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from tessera.formulation.access import AuditedCall
-from tessera.formulation.errors import Unavailable
+from tessera.formulation.base.access import AuditedCall
+from tessera.formulation.base.errors import Unavailable
+from tessera.formulation.base.secrets import USER_PREFIX
 from tessera.formulation.records.access import Refusal
-from tessera.formulation.secrets import USER_PREFIX
-from tessera.service.security import auditing as module
-from tessera.service.security.auditing import MAX_DETAIL, RefusalRecorder
+from tessera.service.server.security import auditing as module
+from tessera.service.server.security.auditing import MAX_DETAIL, RefusalRecorder
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 

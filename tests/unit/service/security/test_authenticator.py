@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.access import LOCAL, Identity, Role
-from tessera.formulation.errors import NotAuthenticated, TesseraError, Unavailable
+from tessera.formulation.base.access import LOCAL, Identity, Role
+from tessera.formulation.base.errors import NotAuthenticated, TesseraError, Unavailable
+from tessera.formulation.base.secrets import JOIN_PREFIX, USER_PREFIX, format_token, hash_secret
 from tessera.formulation.records.access import TokenRecord, TokenSpec
-from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX, format_token, hash_secret
-from tessera.service.security import authenticator as module
-from tessera.service.security.authenticator import FRESH_S, Authenticator
-from tessera.service.security.sessions import Sessions
+from tessera.service.server.security import authenticator as module
+from tessera.service.server.security.authenticator import FRESH_S, Authenticator
+from tessera.service.server.security.sessions import Sessions
 from tests.support.certificates import make_site
 from tests.support.hand_clock import HandClock
 from tests.support.store_double import StoreDouble

@@ -9,17 +9,22 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from tessera.formulation.access import AUDITED, IDENTITY, Identity, Role
-from tessera.formulation.errors import NotAuthenticated, PermissionDenied, TesseraError, Unavailable
+from tessera.formulation.base.access import AUDITED, IDENTITY, Identity, Role
+from tessera.formulation.base.errors import (
+    NotAuthenticated,
+    PermissionDenied,
+    TesseraError,
+    Unavailable,
+)
+from tessera.formulation.base.secrets import USER_PREFIX
 from tessera.formulation.records.access import Refusal
-from tessera.formulation.secrets import USER_PREFIX
-from tessera.service.rpc.errors import code_of
-from tessera.service.rpc.lanes import CALLER
-from tessera.service.security import gate as module
-from tessera.service.security.admission import Admission
-from tessera.service.security.auditing import RefusalRecorder
-from tessera.service.security.gate import MAX_TEXT, Gate
-from tessera.service.security.sessions import Sessions
+from tessera.service.server.rpc.serving.errors import code_of
+from tessera.service.server.security import gate as module
+from tessera.service.server.security.admission import Admission
+from tessera.service.server.security.auditing import RefusalRecorder
+from tessera.service.server.security.gate import MAX_TEXT, Gate
+from tessera.service.server.security.sessions import Sessions
+from tessera.service.server.tasks.lanes import CALLER
 from tessera.v1 import access_pb2, agents_pb2, jobs_pb2
 from tests.support.logged import logged_lines
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from jwt.algorithms import RSAAlgorithm
 
-from tessera.formulation.errors import NotAuthenticated, Unavailable
-from tessera.service.security import keys as keys_module
-from tessera.service.security.keys import (
+from tessera.formulation.base.errors import NotAuthenticated, Unavailable
+from tessera.service.server.security import keys as keys_module
+from tessera.service.server.security.keys import (
     FETCH_INTERVAL_S,
     KEEP_S,
     MAX_WAITERS,
@@ -24,8 +24,8 @@ from tessera.service.security.keys import (
     load_keys,
     read_keys,
 )
-from tessera.service.security.oidc import ALGORITHMS, OidcSettings, TokenVerifier
-from tessera.service.security.provider import ProviderConnection
+from tessera.service.server.security.oidc import ALGORITHMS, OidcSettings, TokenVerifier
+from tessera.service.server.security.provider import ProviderConnection
 from tests.support.hand_clock import HandClock
 from tests.support.identity_provider import (
     AUDIENCE,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.access import Identity, Role
-from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput, NotAuthenticated, PermissionDenied
-from tessera.service.security.oidc import (
+from tessera.formulation.base.access import Identity, Role
+from tessera.formulation.base.clock import SystemClock
+from tessera.formulation.base.errors import InvalidInput, NotAuthenticated, PermissionDenied
+from tessera.service.server.security.oidc import (
     ALGORITHMS,
     CACHE_S,
     MAX_CACHED_TOKENS,
@@ -240,7 +240,7 @@ def test_a_huge_token_is_refused_before_it_is_parsed(
     provider: IdentityProvider, verifier: TokenVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = provider.make_token(groups="x" * MAX_TOKEN_BYTES)
-    monkeypatch.setattr("tessera.service.security.oidc.jwt.decode_complete", None)
+    monkeypatch.setattr("tessera.service.server.security.oidc.jwt.decode_complete", None)
     assert "longer than 8,192 bytes" in refusal_of(verifier, token)
     assert verifier.find_verified(token, NOW_S) is None
 
@@ -335,7 +335,7 @@ def test_a_verified_token_is_not_verified_again_for_a_minute(
     assert verifier.find_verified(token, NOW_S) is None
     identity = verifier.verify(token, NOW_S)
     with monkeypatch.context() as patched:
-        patched.setattr("tessera.service.security.oidc.jwt.decode", None)
+        patched.setattr("tessera.service.server.security.oidc.jwt.decode", None)
         assert verifier.verify(token, NOW_S + CACHE_S - 1) is identity
         assert verifier.find_verified(token, NOW_S + CACHE_S - 1) is identity
     assert verifier.find_verified(token, NOW_S + CACHE_S) is None
@@ -355,7 +355,7 @@ def test_the_oldest_remembered_tokens_make_room(
     provider: IdentityProvider, verifier: TokenVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_CACHED_TOKENS >= 1000
-    monkeypatch.setattr("tessera.service.security.oidc.MAX_CACHED_TOKENS", 2)
+    monkeypatch.setattr("tessera.service.server.security.oidc.MAX_CACHED_TOKENS", 2)
     tokens = [provider.make_token(jti=str(i)) for i in range(3)]
     for token in tokens:
         verifier.verify(token, NOW_S)

@@ -9,10 +9,10 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tessera.formulation.access import Identity, Role
-from tessera.formulation.errors import NotFound
-from tessera.service.security.admission import Admission
-from tessera.service.security.references import (
+from tessera.formulation.base.access import Identity, Role
+from tessera.formulation.base.errors import NotFound
+from tessera.service.server.security.admission import Admission
+from tessera.service.server.security.references import (
     KINDS,
     Kind,
     Path,
@@ -21,7 +21,7 @@ from tessera.service.security.references import (
     kind_of,
     references_of,
 )
-from tessera.service.security.roles import RULES
+from tessera.service.server.security.roles import RULES
 from tessera.v1 import (
     jobs_pb2,
     scheduler_pb2,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import Message
 
-from tessera.formulation.access import Role
-from tessera.service.rpc.names import find_cluster
-from tessera.service.security.roles import RULES, find_target, short_method
+from tessera.formulation.base.access import Role
+from tessera.service.server.convert.names import find_cluster
+from tessera.service.server.security.roles import RULES, find_target, short_method
 from tessera.v1 import (
     access_pb2,
     agents_pb2,

@@ -1,0 +1,1 @@
+"""Tokens of users, certificates of agents, and the audit log."""

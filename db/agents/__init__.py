@@ -1,0 +1,1 @@
+"""Agents: the work of their nodes, and their reports."""

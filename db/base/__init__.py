@@ -1,0 +1,1 @@
+"""Rows as values, and the turn at changing them, which every other part uses."""

@@ -1,0 +1,1 @@
+"""Clusters: their nodes, networks, tenants, reservations and policies."""

@@ -1,0 +1,1 @@
+"""Workloads, their execution plans, measurements and estimates."""

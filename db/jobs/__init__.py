@@ -1,0 +1,1 @@
+"""Jobs: their submission, their changes, and their limits."""

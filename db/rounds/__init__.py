@@ -1,0 +1,1 @@
+"""Rounds: the snapshots that they read, and the commit of their decisions."""

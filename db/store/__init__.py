@@ -1,0 +1,1 @@
+"""The store that the service works on, made of the other parts."""

@@ -1,0 +1,1 @@
+"""Retention, the removal of deleted clusters, and checks of stored data."""

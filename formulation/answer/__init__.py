@@ -1,0 +1,1 @@
+"""Answers to a round: solutions, decisions, proofs, checkers and explanations."""

@@ -1,0 +1,1 @@
+"""Values, tables, errors and texts that every other part uses."""

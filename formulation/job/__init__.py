@@ -1,0 +1,1 @@
+"""Jobs alone: their life, their launch, their execution plans and their runtimes."""

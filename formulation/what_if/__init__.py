@@ -1,1 +1,0 @@
-"""Hypothetical changes of a cluster, and the records of what they would change."""

@@ -1,1 +1,0 @@
-"""The estimates of Cells that the server makes for workloads that have none."""

@@ -1,0 +1,1 @@
+"""Commands on identities: logins, tokens and certificates."""

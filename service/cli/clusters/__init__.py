@@ -1,0 +1,1 @@
+"""Commands on clusters, their nodes, networks, tenants and reservations."""

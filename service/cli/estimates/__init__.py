@@ -1,0 +1,1 @@
+"""Commands on models, their estimates and their measurement."""

@@ -1,0 +1,1 @@
+"""Commands on rounds, policies and what-if questions."""

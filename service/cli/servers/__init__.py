@@ -1,0 +1,1 @@
+"""Commands that start and inspect servers and agents."""

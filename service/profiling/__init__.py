@@ -1,0 +1,1 @@
+"""The process that measures layers on a GPU, which an agent starts."""

@@ -1,0 +1,1 @@
+"""The server: its gRPC calls, its rounds and its tasks."""

@@ -1,0 +1,1 @@
+"""Estimates that the server makes, and their measurements."""

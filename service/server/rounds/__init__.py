@@ -1,0 +1,1 @@
+"""Rounds, forecasts, explanations and network plans of clusters."""

@@ -1,0 +1,1 @@
+"""The calls of agents: their enrolment, and their streams."""

@@ -1,0 +1,1 @@
+"""The gRPC server: its ports, its threads, its interceptors and its errors."""

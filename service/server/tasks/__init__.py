@@ -1,0 +1,1 @@
+"""Threads, and small tasks in the background."""

@@ -1,0 +1,1 @@
+"""Answers to a round's problem: greedy, guided by prices, exact, and second opinions."""
