@@ -41,6 +41,8 @@ FOLDERS: Final = (*ROOMS, "tests/", "scripts/")
 """The folders whose docstrings and messages have limits for the whole tree."""
 THINGS: Final = 3
 """A class name may stand for fewer different things than this."""
+MAX_FOLDER_MODULES: Final = 25
+"""The largest number of modules in a folder of the product or of scripts."""
 FILES_ABOUT_STYLE: Final = (
     "CONTRIBUTING.md",
     "docs/glossary.md",
@@ -157,6 +159,16 @@ def repeated_class_names(modules: Mapping[str, ModuleFacts]) -> list[str]:
     return sorted(name for name, count in homes.items() if count >= THINGS)
 
 
+def crowded_folders(paths: Iterable[str]) -> list[str]:
+    """Return the folders with more than ``MAX_FOLDER_MODULES`` modules. Tests may have more."""
+    counts = Counter(
+        path.rpartition("/")[0]
+        for path in paths
+        if not path.startswith("tests/") and not path.endswith("/__init__.py")
+    )
+    return [f"{folder}/ has {n}" for folder, n in sorted(counts.items()) if n > MAX_FOLDER_MODULES]
+
+
 def unknown_glossary_words(text: str) -> list[str]:
     """Return the words that the glossary refuses and no rule knows."""
     return [word for word in GLOSSARY_REFUSES.findall(text) if word not in REFUSED_BY_GLOSSARY]
@@ -191,6 +203,7 @@ def measures(tree: Tree) -> list[Measure]:
         ("banned words in strings, Markdown and protos", prose.banned_words(texts)),
         ("class names used for three things or more", repeated_class_names(product)),
         ("modules with lines that the formatter may not lay out", tree.skips_of_format),
+        (f"folders of more than {MAX_FOLDER_MODULES} modules", crowded_folders(tree.modules)),
         ("lines of Markdown over 100 columns", prose.wide_lines(tree.prose)),
         ("links of Markdown that lead nowhere", prose.dead_links(ROOT, tree.prose)),
         ("uses of paths in the agent that are not in its files.py", tree.uses_of_paths),

@@ -17,7 +17,7 @@ class Runtimes(Table):
 
     INDEX: ClassVar[str] = "runtimes"
     name: tuple[str, ...]
-    """One of formulation.runtimes.RESTRICTED_RUNTIMES. "" for one that is restricted by techniques alone."""
+    """One of job.runtimes.RESTRICTED_RUNTIMES. "" for one that is restricted by techniques alone."""
     pipelines: Bools  # whether it can run plans of several pipeline stages
     techniques: tuple[str, ...] = usual("")
     """The techniques that its jobs can use, e.g. "dp, zero1". "" for all."""

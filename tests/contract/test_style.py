@@ -165,6 +165,13 @@ def test_an_error_names_the_place_the_rule_and_a_better_name(style: Any, tmp_pat
     assert "match" in str(found_name)
 
 
+def test_a_folder_with_too_many_modules_fails_unless_it_is_of_tests(style: Any) -> None:
+    modules = [f"{room}/part/{name}.py" for room in ("db", "tests") for name in range(25)]
+    modules += ["db/part/__init__.py", "tests/part/more.py"]
+    assert style.crowded_folders(modules) == []
+    assert style.crowded_folders([*modules, "db/part/more.py"]) == ["db/part/ has 26"]
+
+
 def test_a_word_that_the_glossary_refuses_needs_a_rule(style: Any) -> None:
     assert style.unknown_glossary_words('| lane | A stage. Not "kind" and not "road". |') == [
         "road"

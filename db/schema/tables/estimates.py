@@ -61,7 +61,7 @@ estimates = sa.Table(
     flag_column(
         "derived"
     ),  # made by the service, which may replace it; it never replaces users' rows
-    text_column("traffic", default=""),  # of its plan (formulation.network); "" if unknown
+    text_column("traffic", default=""),  # of its plan (formulation.state.traffic); "" if unknown
     text_column("tuned", default=""),  # space in which a job tuned it at launch; "" for none
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
     count_column("cpus"),  # cores that a job on the Cell needs in all

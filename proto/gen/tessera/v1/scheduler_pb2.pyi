@@ -896,7 +896,7 @@ class ReplayRoundResponse(_message.Message):
     same_decisions: _builtins.bool
     """Whether every decision equals the recorded one."""
     snapshot: _builtins.bytes
-    """The snapshot as JSON (formulation.codec), if it was requested."""
+    """The snapshot as JSON, if it was requested."""
     @_builtins.property
     def round(self) -> Global___Round: ...
     def __init__(
