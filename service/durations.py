@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 
 NEVER: Final = "never"

@@ -14,14 +14,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
 from tessera.estimator.files.documents import is_number, text_of
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.plugins import references_in
+from tessera.formulation.base.suggestions import suggest_name
 from tessera.formulation.round.parameters import parse_parameters
 from tessera.formulation.round.policy import MAX_FAIRNESS_LEVELS, NETWORK_LEVELS, Policy
-from tessera.formulation.suggestions import suggest_name
-from tessera.service import durations
-from tessera.service.server.convert import fields
+from tessera.service import durations, fields
 from tessera.v1 import scheduler_pb2 as pb
 
 OPTIONS: Final[Mapping[str, FieldDescriptor]] = pb.RoundOptions.DESCRIPTOR.fields_by_name

@@ -210,7 +210,7 @@ def delete_types(
     *,
     allow_missing: bool,
 ) -> None:
-    """Delete GPU types; see ``tessera.db.cluster_changes.delete_gpu_types``."""
+    """Delete GPU types; see ``tessera.db.store.cluster_changes.delete_gpu_types``."""
     row = connection.execute(_CLUSTER, {"name": cluster}).one_or_none()
     if row is None:
         raise NotFound(f"clusters/{cluster}")
@@ -242,7 +242,7 @@ def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequen
 def put_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
     """Create or change nodes; return whether any changed.
 
-    Raises the errors of ``tessera.db.cluster_changes.upsert_nodes``.
+    Raises the errors of ``tessera.db.store.cluster_changes.upsert_nodes``.
     """
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):

@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.suggestions import suggest_name
+from tessera.formulation.base.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -42,7 +42,7 @@ from tessera.estimator.hardware.catalogue import CATALOGUE
 from tessera.estimator.hardware.types import GIB, Hardware, Link
 from tessera.formulation.base.documents import HARDWARE
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.suggestions import suggest_name
+from tessera.formulation.base.suggestions import suggest_name
 
 _Flops = Annotated[float, number_between(1e11, 1e17)]
 

@@ -26,8 +26,8 @@ from tessera.estimator.stated.statement import (
     refuse_all,
 )
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.suggestions import suggest_name
 from tessera.formulation.job.execution_plan import Offload, Precision, Recomputation, ZeroStage
-from tessera.formulation.suggestions import suggest_name
 
 Arguments = Mapping[str, object]
 """Arguments by name, with ``--``. The value of a flag is True."""

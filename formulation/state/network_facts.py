@@ -55,4 +55,4 @@ class TrafficMeasurements(Table):
 
 NO_TRAFFIC: Final = Traffics.from_rows([])
 NO_NETWORK_PLAN: Final = StandingNetworkPlan.from_rows([])
-NO_MEASURED: Final = TrafficMeasurements.from_rows([])
+NO_TRAFFIC_MEASUREMENTS: Final = TrafficMeasurements.from_rows([])

@@ -47,9 +47,9 @@ def offer_runnable_plans(snapshot: Snapshot) -> Snapshot:
     own = replace(
         own, workload=workload[group[offered]], complete=_are_complete(snapshot)[rows[offered]]
     )
-    of_jobs, pinned = np.array(jobs.workload), np.array(jobs.pinned)
+    of_jobs, pins = np.array(jobs.workload), np.array(jobs.pinned)
     of_jobs[which] = workload[of.ravel()]
-    pinned[which[stays]] = True
+    pins[which[stays]] = True
     return replace(
         snapshot,
         workloads=(
@@ -57,7 +57,7 @@ def offer_runnable_plans(snapshot: Snapshot) -> Snapshot:
             *(snapshot.workloads[w] for w in groups[0][lacks].tolist()),
         ),
         estimates=snapshot.estimates.followed_by(own),  # their workloads come last
-        jobs=replace(jobs, workload=of_jobs, pinned=pinned),
+        jobs=replace(jobs, workload=of_jobs, pinned=pins),
     )
 
 

@@ -36,7 +36,7 @@ from tessera.formulation.state.last_round import (
     ScheduleSegments,
 )
 from tessera.formulation.state.network_facts import (
-    NO_MEASURED,
+    NO_TRAFFIC_MEASUREMENTS,
     NO_NETWORK_PLAN,
     NO_TRAFFIC,
     StandingNetworkPlan,
@@ -307,8 +307,8 @@ _AMOUNTS: Final = (
     ("planned_starts", "gpus", 1, True),
     ("planned_nodes", "gpus", 1, True),
     ("prices", "price", 0, True),
-    ("measured", "period_s", 0, True),
-    ("measured", "sent_bytes", 0, True),
+    ("traffic_measurements", "period_s", 0, True),
+    ("traffic_measurements", "sent_bytes", 0, True),
     ("reservations", "gpus", 0, True),
     ("decayed_use", "amount", 0, True),
 )
@@ -343,7 +343,7 @@ class Snapshot:
     """The cluster's network. If it is None, the network is not described."""
     traffic: Traffics = NO_TRAFFIC
     network_plan: StandingNetworkPlan = NO_NETWORK_PLAN
-    measured: TrafficMeasurements = NO_MEASURED
+    traffic_measurements: TrafficMeasurements = NO_TRAFFIC_MEASUREMENTS
     runtimes: Runtimes = NO_RUNTIMES
     refused_plans: RefusedPlans = NO_REFUSED_PLANS
     plan_kinds: PlanKinds = NO_PLAN_KINDS
@@ -424,8 +424,8 @@ class Snapshot:
             ("traffic", "gpu_type", 0, types),
             ("traffic", "plan", 0, len(self.plans)),
             ("network_plan", "job", -1, len(self.jobs)),
-            ("measured", "job", 0, len(self.jobs)),
-            ("measured", "node", 0, len(self.nodes)),
+            ("traffic_measurements", "job", 0, len(self.jobs)),
+            ("traffic_measurements", "node", 0, len(self.nodes)),
             ("reservations", "gpu_type", -1, types),
             ("reserved_nodes", "reservation", 0, len(self.reservations)),
             ("reserved_nodes", "node", 0, len(self.nodes)),

@@ -15,7 +15,7 @@ from tessera.estimator.files.schemas import (
     described_as,
     number_between,
 )
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.yamlfile import text_of

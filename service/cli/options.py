@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.estimator.files.userfiles import read_text
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.documents import STATED_PLAN
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service import durations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, Final
 
 import pytest
@@ -48,7 +49,7 @@ from tessera.v1 import (
 VERBS: Final = ("create", "start", "end", "revoke", "expire", "drain", "queue", "issue")
 """Verbs of moments, whose names are participles outside the API (AIP-142)."""
 
-DERIVED: Final = {"etag", "state", "warnings", "version", "spec", "cluster", "job"}
+DERIVED_FIELDS: Final = {"etag", "state", "warnings", "version", "spec", "cluster", "job"}
 """What the API derives from a record, and the key of a record, which the API has as its name."""
 
 KINDS: Final[dict[str, tuple[type[Message], tuple[type, ...], Any, set[str]]]] = {
@@ -122,19 +123,25 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_records_and_tables_name_a_field_alike(kind: str) -> None:
-    message, records, table, only = KINDS[kind]
-    in_api = stems_of(field.name for field in message.DESCRIPTOR.fields)
-    in_python = stems_of(field.name for record in records for field in fields(record))
-    rest = {stem: (in_api | in_python)[stem] for stem in in_api.keys() ^ in_python.keys()}
-    assert {name for name in rest.values() if name not in DERIVED | only} == set()
+    message, records, table, exceptions = KINDS[kind]
+    api_names = stems_of(field.name for field in message.DESCRIPTOR.fields)
+    record_names = stems_of(field.name for record in records for field in fields(record))
+    differences = (api_names.keys() ^ record_names.keys()) - stems_of(
+        DERIVED_FIELDS | exceptions
+    ).keys()
+    assert differences == set()
     if table is not None:
-        stored = stems_of(column.name for column in table.columns)
-        others = {name for stem, name in stored.items() if stem in {s.lower() for s in in_api}}
-        assert {stem_of(name) for name in others} <= in_python.keys() | DERIVED
+        columns = stems_of(column.name for column in table.columns).keys()
+        absent_columns = set(record_names) - columns
+        guesses = {
+            name: get_close_matches(name, columns - record_names.keys(), 1, 0.8)
+            for name in absent_columns
+        }
+        assert not any(guesses.values()), guesses
 
 
-SHORT: Final = ("requested_", "global_")
-SUBMITTED: Final = {
+PREFIXES: Final = ("requested_", "global_")
+OTHER_FIELDS: Final = {
     *("name", "etag", "state", "create_time", "start_time", "end_time", "iterations_done"),
     *("allocation", "reason", "generation", "retries", "last_error", "admitted", "schedule"),
     *("opportunistic", "service_gpu_seconds", "queue_time", "retry_time", "warnings", "training"),
@@ -143,24 +150,24 @@ SUBMITTED: Final = {
 """The fields of a Job that are output only, or stand for the fields of another message."""
 
 
-def stated_names() -> set[str]:
+def submitted_names() -> set[str]:
     """Return the short names of all fields that a user states of a job."""
-    stated = {field.name for field in jobs_pb2.Job.DESCRIPTOR.fields} - SUBMITTED
-    stated |= {field.name for field in launch_pb2.Launch.DESCRIPTOR.fields} - {"image"}
-    stated |= {field.name for field in estimates_pb2.Workload.DESCRIPTOR.fields}
-    return {re.sub(f"^({'|'.join(SHORT)})", "", name) for name in stated}
+    names = {field.name for field in jobs_pb2.Job.DESCRIPTOR.fields} - OTHER_FIELDS
+    names |= {field.name for field in launch_pb2.Launch.DESCRIPTOR.fields} - {"image"}
+    names |= {field.name for field in estimates_pb2.Workload.DESCRIPTOR.fields}
+    return {re.sub(f"^({'|'.join(PREFIXES)})", "", name) for name in names}
 
 
 def test_job_files_and_the_python_client_name_the_fields_of_the_api() -> None:
-    assert set(JobEntry.model_fields) - {"name", "array"} == stated_names()
-    assert set(JobFields.__annotations__) == stated_names()
+    assert set(JobEntry.model_fields) - {"name", "array"} == submitted_names()
+    assert set(JobFields.__annotations__) == submitted_names()
 
 
 def test_options_of_submit_name_the_fields_of_the_api() -> None:
-    own = typer.Typer()
-    add_commands(own)
-    group: Any = typer.main.get_command(own)
+    app = typer.Typer()
+    add_commands(app)
+    group: Any = typer.main.get_command(app)
     submit = group.commands["submit"]
     options = {name.removeprefix("--").replace("-", "_") for p in submit.params for name in p.opts}
-    unnamed = {n for n in stated_names() if n not in options and n.removesuffix("s") not in options}
-    assert unnamed == set()
+    for name in submitted_names():
+        assert {name, name.removesuffix("s")} & options, name

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.reads import get_job, list_clusters, list_nodes
 from tessera.db.store.store import Store
 from tessera.formulation.base.clock import SystemClock

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc
 
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.store import Store
 from tessera.formulation.base.values import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc

@@ -29,10 +29,10 @@ from tessera.db.access.tokens import (
     revoke_token,
 )
 from tessera.db.base import limits
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.clusters import deletion
 from tessera.db.clusters.tenants import tenants_of_jobs
 from tessera.db.schema.engine import Database, connect_database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.notify import EVERY_CLUSTER, Listener
 from tessera.db.store.reads import get_cluster
 from tessera.db.store.store import Store

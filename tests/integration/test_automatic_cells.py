@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tessera.db.agents.agents import load_desired_gangs
-from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.clusters.deletion import delete_cells
 from tessera.db.estimates.derived_estimates import upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.reads import list_estimates
 from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.agents.observe import record_observation
 from tessera.db.base.webhooks import add_webhook
-from tessera.db.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
 from tessera.db.clusters import deletion, network
 from tessera.db.clusters.deletion import delete_cells, delete_models
 from tessera.db.clusters.drains import drain_nodes
@@ -23,6 +22,7 @@ from tessera.db.jobs.submission import submit_jobs
 from tessera.db.rounds.leases import acquire_lease
 from tessera.db.schema import tables
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
 from tessera.db.store.reads import (
     EVERY_WORKLOAD,
     get_cluster,

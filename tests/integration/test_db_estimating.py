@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.base import limits
-from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.estimates.derived_estimates import (
     ESTIMATING_CHANNEL,
     put_derived_estimates,
@@ -23,6 +22,7 @@ from tessera.db.estimates.derived_estimates import (
 )
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.notify import Listener
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.answer.decisions import DecisionKind

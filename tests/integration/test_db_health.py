@@ -9,10 +9,10 @@ import math
 import pytest
 
 from tessera.db.agents.health import DRAINED_BY, MAX_REASON_CHARS, PROBATION_S
-from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.clusters.deletion import delete_nodes
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_nodes
 from tessera.db.store.reads import get_node, list_nodes
 from tessera.db.store.store import Store
 from tessera.formulation.base.errors import NotAllowed

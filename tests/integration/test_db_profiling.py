@@ -16,11 +16,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from tessera.db import profile_changes
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.derived_estimates import list_models, put_derived_estimates, upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
+from tessera.db.store import profile_changes
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.reads import job_history, list_jobs
 from tessera.db.store.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of

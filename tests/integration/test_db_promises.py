@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tessera.db.cluster_changes import delete_gpu_types
 from tessera.db.clusters import reservations
 from tessera.db.clusters.deletion import delete_nodes
 from tessera.db.clusters.reservations import (
@@ -21,6 +20,7 @@ from tessera.db.clusters.tenants import upsert_tenants
 from tessera.db.jobs.job_changes import update_job
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import delete_gpu_types
 from tessera.db.store.reads import get_node, job_history
 from tessera.db.store.store import Store
 from tessera.formulation.answer.decisions import DecisionKind

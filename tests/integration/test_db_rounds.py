@@ -17,7 +17,6 @@ from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.agents.observe import record_observation
 from tessera.db.base.decisions import PAGE_DECISIONS
 from tessera.db.base.deltas import decode_delta, encode_delta
-from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs import job_changes
@@ -25,6 +24,7 @@ from tessera.db.jobs.submission import submit_jobs
 from tessera.db.rounds import round_snapshots
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_nodes
 from tessera.db.store.reads import get_cluster, get_node, job_history, list_jobs
 from tessera.db.store.store import Store
 from tessera.formulation.answer.check import find_doubly_held

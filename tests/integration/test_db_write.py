@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.agents.agents import load_desired_gangs
-from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.reservations import create_reservation
 from tessera.db.clusters.tenants import delete_tenants, list_tenants, upsert_tenants
@@ -27,6 +26,7 @@ from tessera.db.schema.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.schema.migrate import MigratedDatabase
 from tessera.db.schema.revision import head_revision
 from tessera.db.schema.tables.triggers import STATED_SCHEMA
+from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.notify import EVERY_CLUSTER, Listener
 from tessera.db.store.reads import (
     EVERY_WORKLOAD,

@@ -20,11 +20,11 @@ from tessera.db.schema.engine import Database
 from tessera.db.store.store import Store
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import AlreadyExists, InvalidInput
+from tessera.formulation.base.limits import MAX_JOBS
 from tessera.formulation.job.arrays import ArrayRange
 from tessera.formulation.job.dependencies import Condition, Dependency
 from tessera.formulation.job.lifecycle import TERMINAL, JobEvent, JobState
 from tessera.formulation.job.reasons import ReasonCode
-from tessera.formulation.limits import MAX_JOBS
 from tessera.formulation.records.jobs import JobSpec
 from tessera.service.cli import main
 from tessera.service.cli.simulation import importing

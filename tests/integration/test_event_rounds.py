@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tessera.db.agents.health import PROBATION_S
-from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.clusters.deletion import delete_cells
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.tenants import upsert_tenants
@@ -23,6 +22,7 @@ from tessera.db.jobs.submission import submit_jobs
 from tessera.db.rounds.leases import acquire_lease
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_nodes
 from tessera.db.store.reads import get_cluster, get_node
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.answer.decisions import DecisionKind

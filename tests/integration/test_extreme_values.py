@@ -18,7 +18,7 @@ from grpc import StatusCode
 
 from tessera.db.schema.engine import Database
 from tessera.db.store.store import Store
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.clock import SystemClock
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.job.execution_plan import ZeroStage

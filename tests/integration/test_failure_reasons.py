@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tessera.db.agents.observe import record_observation
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.clusters.deletion import delete_cells, delete_nodes
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
 from tessera.db.estimates.derived_estimates import ESTIMATING_CHANNEL, put_derived_estimates
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.notify import Listener
 from tessera.db.store.reads import get_node, job_history, list_estimates
 from tessera.db.store.store import Store

@@ -11,9 +11,9 @@ import pytest
 
 from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.agents.observe import record_observation
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.clusters import network
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.notify import Listener
 from tessera.db.store.store import Store
 from tessera.formulation.answer.codec import decode, encode
@@ -151,13 +151,13 @@ def test_meaningless_measurements_and_those_of_older_allocations_are_not_kept(
     late = replace(now, generation=now.generation - 1, period_s=0.5, sent_bytes=5e9)
     store.update(record_observation, C, "agent-a100-0", "first", [late, now], desired.revision)
     assert measured_rows(store) == []
-    assert len(store.snapshot(C).measured) == 0
+    assert len(store.snapshot(C).traffic_measurements) == 0
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
     snapshot = store.snapshot(C)
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
-    assert again.measured.equals(snapshot.measured)
-    assert len(again.measured) == 1
+    assert again.traffic_measurements.equals(snapshot.traffic_measurements)
+    assert len(again.traffic_measurements) == 1
 
 
 def test_a_measurement_wakes_network_planning_once(store: Store, database: Database) -> None:

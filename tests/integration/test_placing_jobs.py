@@ -15,7 +15,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tessera.db.agents.agents import load_desired_gangs
-from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.clusters.deletion import delete_cells, delete_nodes
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.tenants import upsert_tenants
@@ -23,6 +22,7 @@ from tessera.db.estimates.derived_estimates import upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs.job_changes import update_job
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.reads import (
     EVERY_WORKLOAD,
     get_node,

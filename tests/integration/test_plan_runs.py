@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.store import Store
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cell_estimator import Estimator

@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 from grpc import StatusCode
 
-from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.estimates.workloads import upsert_estimates
+from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.store import Store
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of

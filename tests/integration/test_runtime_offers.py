@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_nodes
 from tessera.db.store.store import Store
 from tessera.formulation.answer.explanations.applying import apply_changes
 from tessera.formulation.answer.explanations.changes import Change, ChangeKind

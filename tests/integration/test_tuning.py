@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.agents.agents import load_desired_gangs
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.clusters.deletion import delete_cluster
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.reads import list_estimates
 from tessera.db.store.store import Store
 from tessera.db.upkeep.prune import prune_batch

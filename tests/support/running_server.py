@@ -9,10 +9,10 @@ from typing import Any
 import grpc.aio
 
 from tessera.client import PLAIN_TEXT, open_async_channel
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.store import Store
 from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from tessera.db.agents.agents import load_desired_gangs, record_heartbeats, require_agent
 from tessera.db.agents.observe import record_observation
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs import job_changes
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.reads import get_job, list_estimates, list_jobs, list_nodes
 from tessera.db.store.store import Store
 from tessera.formulation.answer.codec import digest, encode

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.agents.observe import record_observation
-from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.clusters.tenants import upsert_tenants
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.schema.engine import Database
+from tessera.db.store.cluster_changes import upsert_cluster
 from tessera.db.store.store import Store
 from tessera.formulation.answer.proofs import RoundProof
 from tessera.formulation.base.errors import (

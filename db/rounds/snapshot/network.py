@@ -45,7 +45,7 @@ class NetworkFacts(TypedDict, total=False):
     topology: DescribedTopology
     traffic: Traffics
     network_plan: StandingNetworkPlan
-    measured: TrafficMeasurements
+    traffic_measurements: TrafficMeasurements
 
 
 def read_network(connection: sa.Connection, row: sa.Row[Any], keys: Keys) -> NetworkFacts:
@@ -62,7 +62,7 @@ def read_network(connection: sa.Connection, row: sa.Row[Any], keys: Keys) -> Net
         "topology": decode_topology(row.topology),
         "traffic": _read_traffic(connection, row.id, keys),
         "network_plan": StandingNetworkPlan(**s),
-        "measured": TrafficMeasurements(**m),
+        "traffic_measurements": TrafficMeasurements(**m),
     }
 
 

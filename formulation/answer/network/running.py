@@ -81,7 +81,7 @@ def observe_traffic(
     snapshot: Snapshot, running: Sequence[RunningJob], policy: Policy
 ) -> TrafficObservations:
     """Return the measurements of these jobs' traffic, and the jobs that should be measured."""
-    m = snapshot.measured
+    m = snapshot.traffic_measurements
     now = {(r.job, r.generation) for r in running}
     rows: defaultdict[int, list[int]] = defaultdict(list)
     for row, key in enumerate(zip(m.job.tolist(), m.generation.tolist(), strict=True)):
@@ -99,7 +99,7 @@ def observe_traffic(
 
 
 def _seen(snapshot: Snapshot, rows: list[int]) -> TrafficMeasurement:
-    m = snapshot.measured
+    m = snapshot.traffic_measurements
     own = [row for row in rows if m.unhindered[row]]
     return TrafficMeasurement(
         sent_bytes={snapshot.nodes.name[m.node[row]]: float(m.sent_bytes[row]) for row in rows},

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import BeforeValidator, Field, RootModel
 
 from tessera.estimator.files.schemas import STRICT, check_value, number_between, whole_between
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.clusters import tenantfile

@@ -17,7 +17,7 @@ from tessera.estimator.files.schemas import (
     number_between,
     whole_between,
 )
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.entries import FileEntry, Text
 from tessera.service.cli.names import ANY_TYPE

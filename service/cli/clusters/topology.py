@@ -13,7 +13,7 @@ import typer
 
 from tessera.client import Client, NotFound
 from tessera.estimator.files import documents
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.documents import TOPOLOGY
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.state.topologies.document import build_topology, list_assumptions

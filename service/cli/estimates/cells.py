@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.client import connect
 from tessera.service.cli.deletion import Yes, confirm_deletion

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli.client import connect
 from tessera.service.cli.estimates.curveview import CurveOf, curve_parts

@@ -22,7 +22,7 @@ from tessera.estimator.profiling.compute import ProfiledCompute
 from tessera.estimator.profiling.records import ProfileRecord, read_profile_records
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import PROVENANCE
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord

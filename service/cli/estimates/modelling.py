@@ -21,7 +21,7 @@ from tessera.estimator.memory import States
 from tessera.estimator.plan_search import FixedChoices
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.tasks import ArgumentValue, StepTarget, step_of, value_of
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.release import install_hint
 from tessera.formulation.base.values import Workload

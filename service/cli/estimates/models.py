@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import yamlfile
 from tessera.service.cli.client import connect

@@ -14,7 +14,7 @@ from tessera.estimator.files.userfiles import read_text
 from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import STATED_FIELDS, StatedPlan, combine
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.documents import STATED_PLAN
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.job.execution_plan import (

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
 from tessera.estimator.files.schemas import check_value, number_between, whole_between
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.entries import FileEntry, Labels, Seconds, Text, Texts

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from tessera.client import Client
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options, yamlfile
 from tessera.service.cli.client import connect, current_timestamp

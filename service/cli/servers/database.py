@@ -13,7 +13,7 @@ from tessera.db.schema.embedded import default_directory
 from tessera.db.schema.engine import Database
 from tessera.db.schema.migrate import head_revision, upgrade_schema
 from tessera.db.store.store import Store
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import AUDITED, AuditedCall, Role
 from tessera.formulation.base.clock import SystemClock
 from tessera.formulation.base.errors import InvalidInput

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.round.grammar import parse_objective
 from tessera.formulation.round.policy import NETWORK_LEVELS

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from tessera.client import Client
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.records.clusters import TenantSpec

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.client import Client
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec

@@ -19,7 +19,8 @@ from tessera.formulation.records.access import (
     TokenRecord,
     TokenSpec,
 )
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.v1 import access_pb2 as pb
 
 MAX_SCOPE: Final = 100

@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final
 
-from tessera.formulation import limits
 from tessera.formulation.answer.network.outcome import NetworkDecision
 from tessera.formulation.answer.network.tags import assign_tags
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.selectors import require_node_labels
 from tessera.formulation.job.execution_plan import ExecutionPlan, read_execution_plan
@@ -28,7 +28,8 @@ from tessera.formulation.records.agents import (
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.clusters import stated_cpus, stated_host_bytes
 from tessera.service.server.convert.jobs import EXIT_NUMBERS
 from tessera.service.server.convert.launch import of_launch

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.selectors import require_node_labels
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1.agents_pb2 import AgentNode
 from tessera.v1.launch_pb2 import RuntimeOffer

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.job.execution_plan import (
@@ -16,7 +16,8 @@ from tessera.formulation.job.execution_plan import (
     read_execution_plan,
 )
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 

@@ -9,7 +9,8 @@ from tessera.formulation.answer.explanations.records import Displacement, Step
 from tessera.formulation.job.reasons import CAUSES, ReasonCode
 from tessera.formulation.records.explanations import JobExplanation, group_rounds
 from tessera.formulation.records.rounds import JobRound
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.jobs import of_planned_start, of_reason
 from tessera.v1 import jobs_pb2 as pb
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.secrets import holds_secret
 from tessera.formulation.base.selectors import Selector
@@ -29,7 +29,8 @@ from tessera.formulation.records.jobs import (
     SegmentRecord,
     TrainingRecord,
 )
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.clusters import MAX_GPU_TYPES, to_node_id
 from tessera.service.server.convert.estimates import (
     of_cell,

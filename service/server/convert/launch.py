@@ -15,7 +15,7 @@ from tessera.formulation.job.runtimes import RUNTIMES
 from tessera.formulation.job.stated_secrets import refuse_variables, refuse_words
 from tessera.formulation.job.techniques import refuse_techniques
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.server.convert import fields
+from tessera.service import fields
 from tessera.v1 import launch_pb2 as pb
 
 MAX_LAUNCH_CHARS: Final = 65_536

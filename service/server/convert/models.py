@@ -9,10 +9,10 @@ from tessera.estimator.cell_estimator import CellEstimate
 from tessera.estimator.models import Model
 from tessera.estimator.pricing.price import PlanPrice
 from tessera.estimator.profiling.tasks import arguments_of
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.estimates import ModelSpec
-from tessera.service.server.convert import fields
+from tessera.service import fields
 from tessera.service.server.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb
 

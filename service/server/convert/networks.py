@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.estimator.files.documents import read_document
-from tessera.formulation import limits
 from tessera.formulation.answer.network.outcome import (
     NetworkDecision,
     NetworkOutcome,
     NetworkPlanRecord,
 )
+from tessera.formulation.base import limits
 from tessera.formulation.base.cancellation import never_cancelled
 from tessera.formulation.base.documents import TOPOLOGY
 from tessera.formulation.base.errors import InvalidInput
@@ -22,7 +22,8 @@ from tessera.formulation.state.topologies.described import DescribedTopology
 from tessera.formulation.state.topologies.measures import disconnected_groups
 from tessera.formulation.state.topologies.topology import NO_HOST
 from tessera.formulation.state.traffic import CellTraffic, StageTraffic
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 

@@ -10,7 +10,8 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.policies import PolicyRecord
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.rounds import of_options, to_options
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb

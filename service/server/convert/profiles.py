@@ -7,14 +7,15 @@ from typing import Any, Final, Literal
 from tessera.estimator.profiling.records import METHODS
 from tessera.estimator.profiling.tasks import ProfilingStatus, TaskState, TaskStatus
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.limits import DTYPES
+from tessera.formulation.base.limits import DTYPES
 from tessera.formulation.records.estimates import (
     HostProfile,
     HostRates,
     ProfileGap,
     ProfileRow,
 )
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.estimates import to_workload
 from tessera.v1 import estimates_pb2 as pb
 

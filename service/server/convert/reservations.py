@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import Identity
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.v1 import reservations_pb2 as pb
 
 MAX_REASON: Final = 300

@@ -14,8 +14,9 @@ from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.formulation.round.goals import GoalResult
 from tessera.formulation.round.parameters import PARAMETERS_FIELD
+from tessera.service import fields
 from tessera.service.roundvalues import attribute_of, make_message, name_option, read_attributes
-from tessera.service.server.convert import fields, names
+from tessera.service.server.convert import names
 from tessera.service.server.convert.jobs import of_allocation, of_reason
 from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck

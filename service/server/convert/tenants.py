@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.clusters import ANY_TYPE
 from tessera.v1 import tenants_pb2 as pb
 

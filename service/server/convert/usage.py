@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tessera.formulation.records.usage import ClusterUsage, UsageQuery, UsageRecord
-from tessera.service.server.convert import fields
+from tessera.service import fields
 from tessera.v1 import tenants_pb2 as pb
 
 HOUR_S: Final = 3600.0

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.webhooks import WebhookEvent, WebhookRecord, WebhookSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.jobs import to_labels
 from tessera.service.server.webhooks.sending import SendingOptions, check_url
 from tessera.v1 import webhooks_pb2 as pb

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from tessera.formulation import limits
 from tessera.formulation.answer.explanations.changes import Change, ChangeKind
 from tessera.formulation.answer.hypotheses import Hypothesis
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import Identity
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell
@@ -24,8 +24,9 @@ from tessera.formulation.records.what_if import (
     RoundDifference,
     WhatIfAnswer,
 )
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
 from tessera.service.server.convert import jobs as convert_jobs
+from tessera.service.server.convert import names
 from tessera.service.server.convert.estimates import of_cell
 from tessera.service.server.convert.tenants import to_quotas, to_tenant_id
 from tessera.simulator.what_if.hours import COVERAGE

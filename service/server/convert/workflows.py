@@ -14,7 +14,8 @@ from tessera.formulation.job.dependencies import (
     DependencyRecord,
 )
 from tessera.formulation.job.lifecycle import JobEvent
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.v1 import jobs_pb2 as pb
 
 _CONDITIONS: Final = {

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from tessera.estimator.architectures.published import published_models
+from tessera.formulation.base.suggestions import MIN_SIMILARITY
 from tessera.formulation.base.values import Workload
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.suggestions import MIN_SIMILARITY
 
 MIN_SIZE_SIMILARITY: Final = 0.85
 """Similarity from which a size is taken for a known one. That of 1.3 and 1.3B is 0.86."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tessera.db.estimates.derived_estimates import put_derived_estimates
 from tessera.db.jobs.submission import submit_jobs
-from tessera.db.profile_changes import end_profiling
+from tessera.db.store.profile_changes import end_profiling
 from tessera.db.store.reads import get_job
 from tessera.db.store.store import Connection
 from tessera.estimator.cell_estimator import Estimator

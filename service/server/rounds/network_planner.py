@@ -185,7 +185,7 @@ class NetworkPlanner:
 
 
 def _basis(snapshot: Snapshot, seen: TrafficObservations) -> PlanBasis:
-    m, jobs, nodes = snapshot.measured, snapshot.jobs.name, snapshot.nodes.name
+    m, jobs, nodes = snapshot.traffic_measurements, snapshot.jobs.name, snapshot.nodes.name
     rows = zip(m.job.tolist(), m.generation.tolist(), m.node.tolist(), strict=True)
     return PlanBasis(
         document="" if snapshot.topology is None else snapshot.topology.document,

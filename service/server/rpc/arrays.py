@@ -14,7 +14,8 @@ from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput, NotFound
 from tessera.formulation.job.arrays import ArrayRange, ArrayRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import workflows as convert
 from tessera.v1 import jobs_pb2 as pb
 

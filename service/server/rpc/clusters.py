@@ -8,18 +8,19 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
-from tessera.db.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
 from tessera.db.clusters.deletion import delete_cluster, delete_nodes
 from tessera.db.clusters.drains import drain_nodes
+from tessera.db.store.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
 from tessera.db.store.reads import get_cluster, get_node, list_clusters, list_nodes
 from tessera.db.store.store import Connection, Store
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import NotFound
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.records.store import Request
+from tessera.service import fields
 from tessera.service.server.convert import clusters as convert
-from tessera.service.server.convert import fields, names
+from tessera.service.server.convert import names
 from tessera.service.server.convert.tenants import to_tenants
 from tessera.service.server.rpc.paging import page_of
 from tessera.service.server.rpc.reservations import ReservationCalls

@@ -19,7 +19,7 @@ from tessera.db.estimates.derived_estimates import (
     upsert_models,
 )
 from tessera.db.estimates.workloads import upsert_estimates
-from tessera.db.profile_changes import add_profiles
+from tessera.db.store.profile_changes import add_profiles
 from tessera.db.store.reads import EVERY_WORKLOAD, get_job, list_estimates
 from tessera.db.store.store import Connection, Store
 from tessera.estimator.architectures.published import published_models
@@ -39,8 +39,9 @@ from tessera.formulation.records.estimates import (
     ModelSpec,
 )
 from tessera.formulation.records.jobs import JobSpec
+from tessera.service import fields
 from tessera.service.server.convert import estimates as convert
-from tessera.service.server.convert import fields, names
+from tessera.service.server.convert import names
 from tessera.service.server.convert.models import of_cell, of_model, of_published, to_model
 from tessera.service.server.convert.profiles import of_status, to_gap, to_host, to_profiles
 from tessera.service.server.rpc.paging import page_of

@@ -18,7 +18,7 @@ from tessera.db.jobs.job_changes import apply_event, update_job
 from tessera.db.jobs.submission import submit_jobs
 from tessera.db.store.reads import get_job, job_history, list_jobs, list_model_names
 from tessera.db.store.store import Connection, Store
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput, NotFound
 from tessera.formulation.job.lifecycle import TERMINAL, JobEvent
@@ -26,8 +26,9 @@ from tessera.formulation.job.runtime_offers import RuntimeLack, needed_runtime
 from tessera.formulation.job.runtimes import REPLAY
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
 from tessera.service.server.convert import jobs as convert
+from tessera.service.server.convert import names
 from tessera.service.server.estimates.model_names import (
     NO_REMARKS,
     NameRemarks,

@@ -34,7 +34,8 @@ from tessera.formulation.records.logs import (
     StartedJob,
     answer_key,
 )
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert.agents import MAX_OUTPUT_BYTES
 from tessera.service.server.tasks.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.server.tasks.lanes import CALLER, FairCalls

@@ -17,7 +17,8 @@ from tessera.formulation.base.clock import Clock
 from tessera.formulation.base.errors import NotFound
 from tessera.formulation.records.clusters import TopologyRecord
 from tessera.formulation.state.topologies.described import decode_topology
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import networks as convert
 from tessera.service.server.rounds.network_planner import NetworkPlanner
 from tessera.service.server.rpc.paging import page_of

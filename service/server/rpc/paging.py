@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from tessera.formulation.base.errors import InvalidInput
-from tessera.service.server.convert.fields import message_digest
+from tessera.service.fields import message_digest
 
 DEFAULT_SIZE: Final = 100
 MAX_TOKEN: Final = 1000

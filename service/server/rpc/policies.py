@@ -8,7 +8,8 @@ from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import policies as convert
 from tessera.service.server.convert.rounds import to_options
 from tessera.service.server.rounds.deciding import require_known_options

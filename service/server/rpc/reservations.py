@@ -17,7 +17,8 @@ from tessera.db.clusters.reservations import (
 )
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.access import IDENTITY
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import reservations as convert
 from tessera.service.server.rpc.paging import page_of
 from tessera.v1 import reservations_pb2 as pb

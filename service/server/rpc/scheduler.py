@@ -16,7 +16,8 @@ from tessera.formulation.answer.codec import encode
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.clock import Clock
 from tessera.formulation.base.errors import DeadlineTooShort, RoundSuperseded
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import rounds as convert
 from tessera.service.server.rounds.loop import RoundLoop
 from tessera.service.server.rounds.standing_policy import StandingPolicies

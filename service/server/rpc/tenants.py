@@ -14,7 +14,8 @@ from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.usage import GROUPS, LABEL, UsageQuery
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import tenants as convert
 from tessera.service.server.convert.usage import of_usage
 from tessera.service.server.rpc.paging import page_of

@@ -20,7 +20,8 @@ from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import NotAllowed, Unavailable
 from tessera.formulation.records.webhooks import TEST_EVENT, Delivery, derive_secret
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.convert import webhooks as convert
 from tessera.service.server.rpc.paging import page_of
 from tessera.service.server.tasks.lanes import FairCalls, SizedCalls

@@ -14,8 +14,9 @@ from tessera.formulation.answer.hypotheses import Hypothesis
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
 from tessera.service.server.convert import jobs as convert_jobs
+from tessera.service.server.convert import names
 from tessera.service.server.convert import what_if as convert
 from tessera.service.server.convert.rounds import to_options
 from tessera.service.server.convert.what_if import MAX_NODES

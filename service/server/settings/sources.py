@@ -14,7 +14,7 @@ from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.files.schemas import check_fields
 from tessera.estimator.files.userfiles import read_text
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.suggestions import suggest_name
+from tessera.formulation.base.suggestions import suggest_name
 from tessera.service.server.settings.config import Config
 from tessera.service.server.settings.values import SettingValue
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.limits import MAX_DURATION_S
+from tessera.formulation.base.limits import MAX_DURATION_S
 from tessera.service.cli import options
 from tessera.service.durations import parse_duration_s
 from tessera.service.server.rounds.standing_policy import unheeded_wishes

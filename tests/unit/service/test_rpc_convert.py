@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput, StaleEtag
 from tessera.formulation.base.values import ESTIMATE_SOURCES, Cell, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
@@ -28,11 +28,11 @@ from tessera.formulation.records.jobs import JobSpec, PlannedStartRecord, Segmen
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
 from tessera.formulation.round.goals import GoalResult
 from tessera.formulation.round.policy import MAX_FAIRNESS_LEVELS
+from tessera.service import fields
 from tessera.service.server.convert import (
     agents,
     clusters,
     estimates,
-    fields,
     jobs,
     rounds,
     tenants,

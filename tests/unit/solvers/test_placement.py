@@ -261,8 +261,8 @@ def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> N
     assert after.unplaced == {}
     assert after.placement.gangs[2].nodes == 1
     assert len(after.placement.migrated) == 1
-    hurried = defragment(snapshot, problem, before, deadline_expired=lambda: True)
-    assert hurried.placement == before.placement
+    quick_restart = defragment(snapshot, problem, before, deadline_expired=lambda: True)
+    assert quick_restart.placement == before.placement
 
 
 def with_gang(
@@ -284,10 +284,10 @@ def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -
     outcome, problem = place_jobs(snapshot, {0: 4})
     twice = with_gang(outcome, 0, (0, (0, 0)), (1, (0, 1)))
     assert "GPU once" in rules_broken(snapshot, problem, outcome, twice)
-    moved = with_gang(outcome, 0, (2, (0, 1, 2, 3)))
-    assert rules_broken(snapshot, problem, outcome, moved) == {"kept in place"}
-    pinned = dataclasses.replace(moved, migrated=frozenset({0}))
-    assert rules_broken(snapshot, problem, outcome, pinned) == {"pinned"}
+    moved_gang = with_gang(outcome, 0, (2, (0, 1, 2, 3)))
+    assert rules_broken(snapshot, problem, outcome, moved_gang) == {"kept in place"}
+    marked = dataclasses.replace(moved_gang, migrated=frozenset({0}))
+    assert rules_broken(snapshot, problem, outcome, marked) == {"pinned"}
     idle = dataclasses.replace(outcome.placement, migrated=frozenset({0}))
     assert rules_broken(snapshot, problem, outcome, idle) == {"migrated"}
 

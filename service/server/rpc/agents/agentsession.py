@@ -19,8 +19,9 @@ from tessera.db.store.store import Store
 from tessera.formulation.base.clock import Clock
 from tessera.formulation.base.errors import Conflict, NotAllowed, Unavailable
 from tessera.formulation.records.agents import Heartbeat, NodeHealth
+from tessera.service import fields
 from tessera.service.server.convert import agents as convert
-from tessera.service.server.convert import fields, names
+from tessera.service.server.convert import names
 from tessera.service.server.rpc.agents.agentinbox import AgentInbox
 from tessera.service.server.rpc.agents.agentlogs import AgentLogs
 from tessera.service.server.rpc.agents.heartbeats import HeartbeatRecorder

@@ -14,7 +14,8 @@ from tessera.formulation.base.access import AUDITED, IDENTITY, Identity
 from tessera.formulation.base.errors import InvalidInput, NotAllowed, PermissionDenied, Unavailable
 from tessera.formulation.base.secrets import JOIN_PREFIX, parse_token
 from tessera.formulation.records.access import CertificateRecord
-from tessera.service.server.convert import fields, names
+from tessera.service import fields
+from tessera.service.server.convert import names
 from tessera.service.server.security.authority import (
     MAX_NODES,
     AgentIdentity,

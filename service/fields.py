@@ -13,7 +13,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.formulation import limits
+from tessera.formulation.base import limits
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput, StaleEtag
 from tessera.formulation.records.store import Request
