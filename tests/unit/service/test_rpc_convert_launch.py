@@ -73,7 +73,7 @@ def test_a_tuning_survives_a_round_trip_and_contradicts_a_stated_plan(tuner: str
             "",
             f"must have at most {MAX_LAUNCH_CHARS:,} characters in total; it has 70,200",
         ),
-        ({"env": {f"A{i}": "x" for i in range(257)}}, "environment", "at most 256"),
+        ({"env": {f"A{i}": "x" for i in range(257)}}, "env", "at most 256"),
         ({"workdir": "train"}, "workdir", "must be an absolute path"),
         (
             {"secrets": [{"variable": "A", "name": "a"}, {"variable": "1", "name": "a"}]},
@@ -123,7 +123,7 @@ def test_a_variable_that_holds_a_secret_is_refused_without_repeating_it() -> Non
         "eyJ" + 9 * "a" + ".",
     ):
         with pytest.raises(InvalidInput) as refused:
-            read_job(a_job_message(environment={"A": f"x {value}"}))
+            read_job(a_job_message(env={"A": f"x {value}"}))
         assert refused.value.field == "job.launch.env[A]"
         assert "name that file in job.launch.secrets" in str(refused.value)
         assert value not in str(refused.value)
