@@ -62,10 +62,10 @@ def draw_queues(rng: Generator, jobs: int) -> JobStream:
     """Draw jobs of an important queue at a load of two thirds, and gangs of a lower one."""
     draft = StreamDraft(GpuPool(nodes=3))
     gangs = max(2, jobs // 10)
-    last_s = add_crowd(draft, rng, jobs - gangs, 0.65, queue=1, weight=2.0)
+    last_s = add_crowd(draft, rng, jobs - gangs, 0.65, priority=1, weight=2.0)
     for _ in range(gangs):
         at_s = rng.uniform(0.05, 0.8) * last_s
-        draft.add(at_s, int(rng.choice([8, 16])), HOUR_S, role="low", queue=3)
+        draft.add(at_s, int(rng.choice([8, 16])), HOUR_S, role="low", priority=3)
     return draft.finish(settings=["priority_weights=1:4"])
 
 
