@@ -74,7 +74,7 @@ def measured_rows(store: Store) -> list[tuple[Any, ...]]:
     s = store.snapshot(C)
     return [
         (s.jobs.name[row["job"]], s.nodes.name[row["node"]], row["period_s"], row["sent_bytes"])
-        for row in (s.measured.row(k) for k in range(len(s.measured)))
+        for row in (s.traffic_measurements.row(k) for k in range(len(s.traffic_measurements)))
     ]
 
 
@@ -217,7 +217,13 @@ def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Sto
         facts = {"period_s": 0.7, "sent_bytes": LEAVES}
         report_traffic(store, NODE_OF[decision.job], decision.job, **facts)
     s = store.snapshot(C)
-    flags = dict(zip((s.jobs.name[j] for j in s.measured.job), s.measured.unhindered, strict=True))
+    flags = dict(
+        zip(
+            (s.jobs.name[j] for j in s.traffic_measurements.job),
+            s.traffic_measurements.unhindered,
+            strict=True,
+        )
+    )
     assert flags == {first.job: True, last.job: False}
     notes = {d.job: d.note for d in plan_network(s, running_now(s), RoundOptions()).decisions}
     assert "an iteration takes 0.7 s" in notes[first.job]
