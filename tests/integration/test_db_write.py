@@ -13,15 +13,12 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.reservations import create_reservation
 from tessera.db.clusters.tenants import delete_tenants, list_tenants, upsert_tenants
-from tessera.db.estimates.derived_estimates import list_models, upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs import job_changes
 from tessera.db.jobs.submission import submit_jobs
-from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.schema.migrate import MigratedDatabase
 from tessera.db.schema.revision import head_revision
@@ -30,12 +27,8 @@ from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.notify import EVERY_CLUSTER, Listener
 from tessera.db.store.reads import (
     EVERY_WORKLOAD,
-    get_cluster,
-    get_job,
     get_node,
-    job_history,
     list_estimates,
-    list_jobs,
 )
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.errors import (
@@ -48,7 +41,7 @@ from tessera.formulation.base.errors import (
     Unavailable,
 )
 from tessera.formulation.base.values import GpuType, Workload
-from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.reservations import ReservationSpec
@@ -65,7 +58,6 @@ from tests.support.stored_cluster import (
     a_cluster,
     a_record,
     a_spec,
-    apply_event,
     execute,
     job,
     run,
@@ -460,27 +452,6 @@ def test_changes_that_make_a_job_impossible_are_refused(
     assert job(three_types, "a").spec.weight == 2.0
 
 
-def test_updates_change_only_the_named_fields(store: Store) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", weight=1.0, tenant="t"))
-    change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
-    store.change(job_changes.update_job, C, change, ["weight", "labels", "command"], 1)
-    record = job(store, "a")
-    assert (record.spec.weight, record.spec.tenant, record.version) == (4.0, "t", 2)
-    assert (record.spec.labels, record.spec.command) == ({"k": "v"}, ("x",))
-    with pytest.raises(StaleEtag):
-        store.change(job_changes.update_job, C, change, ["weight"], 1)
-    with pytest.raises(InvalidInput, match="cannot be changed"):
-        store.change(job_changes.update_job, C, change, ["workload"], None)
-    with pytest.raises(InvalidInput, match="launch cannot be changed"):
-        store.change(job_changes.update_job, C, change, ["launch"], None)
-    with pytest.raises(NotFound):
-        store.change(job_changes.update_job, C, a_spec("z"), ["weight"], None)
-    apply_event(store, "a", JobEvent.CANCEL)
-    with pytest.raises(NotAllowed):
-        store.change(job_changes.update_job, C, change, ["weight"], None)
-
-
 def test_estimates_are_replaced_by_shape(store: Store) -> None:
     a_cluster(store, nodes=1, gpus=4)
     other = Workload(model="x", params="", global_batch=1)
@@ -533,55 +504,6 @@ def test_nodes_change_unless_they_are_in_use(store: Store) -> None:
     ):
         with pytest.raises(error):
             put(**{"name": "a100-0"} | wrong)
-
-
-def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: Store) -> None:
-    a_cluster(store)
-    tenants = ("nlp", "vision", "", "nlp", "speech", "vision", "nlp")
-    submit(store, *(a_spec(f"j{i}", tenant=tenant) for i, tenant in enumerate(tenants)))
-    names, after = [], 0
-    while True:
-        page, after = store.read(list_jobs, C, [], after, 2, tenants={"nlp", "speech"})
-        names += [j.spec.name for j in page]
-        if not after:
-            break
-    assert names == ["j0", "j3", "j4", "j6"]
-    apply_event(store, "j3", JobEvent.HOLD)
-    for chosen, expected in (
-        ({""}, ["j2"]),
-        (set(), []),
-        ({"nobody"}, []),
-        (None, [f"j{i}" for i in range(7)]),
-    ):
-        page, after = store.read(list_jobs, C, [], 0, 10, tenants=chosen)
-        assert ([j.spec.name for j in page], after) == (expected, 0)
-    page, _ = store.read(list_jobs, C, [JobState.HELD], 0, 10, tenants=["nlp", "vision"])
-    assert [j.spec.name for j in page] == ["j3"]
-
-
-def test_a_missing_resource_is_named(store: Store) -> None:
-    a_cluster(store)
-    for call, resource in (
-        (lambda: store.read(get_cluster, "x"), "clusters/x"),
-        (lambda: store.read(list_jobs, "x", [], 0, 1), "clusters/x"),
-        (lambda: store.read(list_rounds, "x", 0, 1), "clusters/x"),
-        (lambda: store.read(list_tenants, "x"), "clusters/x"),
-        (lambda: store.read(list_models, "x"), "clusters/x"),
-        (lambda: store.estimation("x"), "clusters/x"),
-        (lambda: store.change(upsert_tenants, "x", []), "clusters/x"),
-        (lambda: store.change(delete_tenants, "x", []), "clusters/x"),
-        (lambda: store.change(upsert_models, "x", []), "clusters/x"),
-        (lambda: store.read(get_job, C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.read(job_history, C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.read(get_node, C, "x"), f"clusters/{C}/nodes/x"),
-        (lambda: store.get_round(C, 1), f"clusters/{C}/rounds/1"),
-        (lambda: store.round_snapshot(C, 1), f"clusters/{C}/rounds/1"),
-        (lambda: store.snapshot("x"), "clusters/x"),
-        (lambda: store.read(load_desired_gangs, C, "x"), f"clusters/{C}/agents/x"),
-        (lambda: store.change(drain_nodes, C, ["x"], draining=True), f"{C}/nodes/x"),
-    ):
-        with pytest.raises(NotFound, match=f"{resource} does not exist"):
-            call()
 
 
 def test_a_deadlocked_transaction_is_retried(store: Store, database: Database) -> None:

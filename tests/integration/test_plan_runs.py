@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +36,7 @@ from tessera.formulation.job.launch import LaunchSpec
 from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.job.runtimes import DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
-from tessera.formulation.job.techniques import PlanLimits, Technique, techniques_of
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -411,36 +410,6 @@ def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
 def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
     record = a_record(plan.gpus, workload=PIPELINED, gpu_type="a40", iter_time_s=3.0)
     return record.with_plan(plan)
-
-
-def set_techniques(database: Database, name: str, *techniques: Technique) -> None:
-    words = json.dumps(techniques)
-    execute(database, f"UPDATE jobs SET techniques = '{words}' WHERE name = '{name}'")
-
-
-def test_jobs_get_plans_of_the_techniques_that_they_name(
-    a40_cluster: Store, database: Database
-) -> None:
-    submit_with(a40_cluster, database, {"any": "command", "some": "command"})
-    named = (Technique.DATA_PARALLELISM, Technique.ZERO_2, Technique.ACCUMULATION)
-    set_techniques(database, "some", *named)
-    (wanted,) = a40_cluster.estimation(C).wanted
-    assert wanted.limits == (PlanLimits(runtime="command", techniques=named),)
-    assert wanted.is_open
-    derive(a40_cluster)
-    both = plans_of(a40_cluster)
-    assert any(plan.pipeline_degree > 1 for plan in both)
-    assert any(techniques_of(plan) <= {*named} for plan in both)
-    set_techniques(database, "any", *named)
-    (wanted,) = a40_cluster.estimation(C).wanted
-    assert not wanted.is_open
-    fresh = replace(PIPELINED, global_batch=64)
-    submit_with(a40_cluster, database, {"fresh": "command"}, workload=fresh)
-    set_techniques(database, "fresh", *named)
-    derive(a40_cluster)
-    plans = plans_of(a40_cluster, fresh)
-    assert plans
-    assert all(techniques_of(plan) <= {*named} for plan in plans)
 
 
 def plans_of(store: Store, workload: Workload = PIPELINED) -> list[ExecutionPlan]:

@@ -77,25 +77,6 @@ async def serve_two_contending_jobs(store: Store) -> AsyncIterator[Api]:
         yield Api(channel)
 
 
-async def test_a_network_is_set_shown_replaced_and_deleted(store: Store) -> None:
-    async with api(store) as a:
-        topology = await a.describe()
-        assert (topology.name, topology.hosts, topology.switches) == (NAME, 4, 4)
-        assert json.loads(topology.document) == CLOS
-        assert await a.topology() == topology
-        again = await a.describe(json.dumps(CLOS, indent=2))
-        assert again == topology
-        other = await a.describe(CLOS | {"aggregations": 3})
-        assert (other.switches, other.etag != topology.etag) == (5, True)
-        await a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
-        code, _, _ = await refusal_of(a.topology())
-        assert code is NOT_FOUND
-        code, _, _ = await refusal_of(
-            a.networks.DeleteTopology(pb.DeleteTopologyRequest(name=NAME))
-        )
-    assert code is NOT_FOUND
-
-
 async def test_yaml_is_accepted_and_mismatches_with_the_cluster_are_reported(
     store: Store,
 ) -> None:
@@ -126,21 +107,11 @@ TWO_PARTS: dict[str, Any] = {
     [
         ("", "topology.document", "must not be empty"),
         ("{kind: [", "topology.document", "neither JSON nor YAML"),
-        ("just words", "topology.document", "must be"),
         (CLOS | {"kind": "closs"}, "topology.document.kind", "did you mean 'clos'"),
-        (CLOS | {"tors": 0}, "topology.document.tors", "whole number from 1"),
-        (CLOS | {"tor_bytes_per_s": 0}, "topology.document.tor_bytes_per_s", "not 0"),
         (
             CLOS | {"tor_bytes_per_s": math.nan},
             "topology.document",
             "tor_bytes_per_s: must be a finite",
-        ),
-        (CLOS | {"nodes": [*HOSTS, HOSTS[0]]}, "topology.document.hosts", "a100-0"),
-        (CLOS | {"speed": 3}, "topology.document", "speed"),
-        (
-            CLOS | {"host": CLOS["host"] | {"nic_bytes_per_s": 0}},
-            "topology.document.host.nic_bytes_per_s",
-            "not 0",
         ),
         (TWO_PARTS, "topology.document", "no path joins a and b"),
     ],
@@ -218,27 +189,6 @@ async def test_wrong_resource_names_are_refused(store: Store, wrong: str) -> Non
     async with api(store) as a:
         refusal = await refusal_of(call(a))
     assert (refusal[0], refusal[2]) == (code, fields)
-
-
-async def test_a_network_plan_shows_rank_level_mark_paths_and_contending_jobs(
-    store: Store,
-) -> None:
-    async with serve_two_contending_jobs(store) as a:
-        plan = await a.plan()
-        assert plan == await a.in_force()
-        of_one = await a.in_force(job=f"{PARENT}/jobs/one")
-        of_nobody = await a.in_force(job=f"{PARENT}/jobs/nobody")
-    assert (plan.cause, plan.levels, plan.changed) == ("call", 8, 2)
-    assert [d.rank for d in plan.decisions] == [0, 1]
-    decisions = {d.job.rpartition("/")[2]: d for d in plan.decisions}
-    assert set(decisions) == {"one", "two"}
-    assert list(decisions["one"].contending_jobs) == [f"{PARENT}/jobs/two"]
-    first, second = plan.decisions
-    assert first.level > second.level
-    assert first.dscp != second.dscp
-    assert all("agg-0" in route.via and route.sent_bytes > 0 for route in first.routes)
-    assert list(of_one.decisions) == [decisions["one"]]
-    assert list(of_nobody.decisions) == []
 
 
 async def test_a_dry_run_answers_and_changes_nothing(store: Store) -> None:
@@ -377,26 +327,17 @@ def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:
     [
         (a_traffic(stages=[]), "stages"),
         (a_traffic(work_flop=math.nan), "work_flop"),
-        (a_traffic(work_flop=-1.0), "work_flop"),
         (a_traffic(compute_s=0.0), "compute_s"),
-        (a_traffic(start_s=0.2), "start_s"),
         (a_traffic(stages=[a_stage(data_parallel=0)]), "stages[0].data_parallel"),
-        (a_traffic(stages=[a_stage(tensor_parallel=-1)]), "stages[0].tensor_parallel"),
-        (a_traffic(stages=[a_stage(expert_parallel=-1)]), "stages[0].expert_parallel"),
         (a_traffic(stages=[a_stage(expert_parallel=3)]), "stages[0]"),
         (
             a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=-1.0, messages=1))]),
             "stages[0].data.bytes",
         ),
         (
-            a_traffic(stages=[a_stage(data=estimates_pb2.Sent(bytes=math.inf, messages=1))]),
-            "stages[0].data.bytes",
-        ),
-        (
             a_traffic(stages=[a_stage(pipeline=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
             "stages[0].pipeline.messages",
         ),
-        (a_traffic(stages=[a_stage(data_parallel=16)]), "stages"),
         (a_traffic(stages=[a_stage(data_parallel=4)]), "stages"),
     ],
 )

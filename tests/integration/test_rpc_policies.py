@@ -162,28 +162,6 @@ def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
         policies.of("c")
 
 
-async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Store) -> None:
-    async with api(store) as a:
-        connect_agent(store)
-        await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
-        done = await a.scheduler.Schedule(
-            a_round(
-                objective="max-min then throughput",
-                keep_requests=False,
-                default_run=Duration(seconds=60),
-                max_changes=2,
-            ),
-            timeout=PATIENCE_S,
-        )
-        assert (done.outcome, done.verified) == ("committed", True)
-        assert [g.name for g in done.goals] == ["max-min", "throughput"]
-        stored = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
-        assert (stored.goals, stored.options) == (done.goals, done.options)
-        assert (stored.options.default_run.seconds, stored.options.max_changes) == (60, 2)
-        again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
-        assert again.same_decisions
-
-
 async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
     store: Store,
 ) -> None:
