@@ -85,18 +85,6 @@ def promised(store: Store) -> Store:
     return store
 
 
-def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: Store) -> None:
-    a, b, c = (job(promised, name) for name in "abc")
-    assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
-    assert b.schedule == (a_segment(gpus=2), a_segment(start_s=2e9, end_s=math.inf))
-    assert (a.schedule, c.schedule) == ((a_segment(**TIMES),), ())
-    segments = promised.snapshot(C).schedule_segments  # times read back exactly
-    assert {"start_s": segments.start_s[0], "end_s": segments.end_s[0]} == TIMES
-    # Only the start of a raised a version: promises raise none.
-    assert (a.version, b.version, c.version) == (2, 1, 1)
-    assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
-
-
 def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
     promised: Store,
 ) -> None:

@@ -46,10 +46,6 @@ from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
-from tests.support.invariants import (
-    INVARIANTS,
-    find_broken_rules,
-)
 from tests.support.launches import WHOLE_LAUNCH
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
@@ -210,86 +206,12 @@ def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_o
     assert begun.startswith("INFO notices_begun ")
 
 
-CERTIFICATE = (
-    "INSERT INTO agent_certificates"
-    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
-)
-BREAKS = {
-    "a GPU has two holders": (
-        "DROP INDEX uq_allocations_holder;"
-        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT a.node_id, a.gpu, j.id, 1, 'held' FROM allocations a, jobs j"
-        " WHERE j.name = 'idle' LIMIT 1"
-    ),
-    "a GPU has two successors": (
-        "DROP INDEX uq_allocations_successor;"
-        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
-    ),
-    "a job owns other GPUs than its Cell has": ("DELETE FROM allocations WHERE gpu = 1"),
-    "a job has GPUs of another type than its Cell": (
-        "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
-    ),
-    "a job that does not run owns GPUs": (
-        "INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j"
-        " WHERE j.name = 'idle' AND NOT EXISTS"
-        " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
-    ),
-    "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
-    "a job has a gang before its former one is gone": (
-        "UPDATE allocations SET hold = 'releasing', release_revision = 1 WHERE gpu = 1"
-    ),
-    "epochs do not rise with rounds": (
-        "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
-        " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"
-        " FROM rounds"
-    ),
-    "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
-    "a request was acknowledged without an answer": (
-        "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
-    ),
-    "a join token was used too often": (
-        "ALTER TABLE join_tokens DROP CONSTRAINT ck_join_tokens_uses;"
-        " INSERT INTO join_tokens"
-        " (id, secret_hash, cluster_id, nodes, uses, used, created_by, expires_at)"
-        " SELECT 'j', sha256(''), id, '{*}', 1, 2, 'ops', now() FROM clusters"
-    ),
-    "two tokens that are not revoked have one name": (
-        "DROP INDEX uq_tokens_name;"
-        " INSERT INTO tokens (id, name, secret_hash, role, created_by)"
-        " SELECT id, 'ana', sha256(''), 'viewer', 'ops' FROM unnest('{a,b}'::text[]) AS id"
-    ),
-    "a certificate is of another cluster than it states": (
-        f"{CERTIFICATE} SELECT 'a1', id, 'other', 'agent', '{{n}}', now(), now(), 'j' FROM clusters"
-    ),
-    "a certificate of a deleted cluster is not revoked": (
-        "ALTER TABLE agent_certificates DROP CONSTRAINT ck_agent_certificates_cluster;"
-        f" {CERTIFICATE} VALUES ('a1', NULL, 'other', 'agent', '{{n}}', now(), now(), 'j')"
-    ),
-}
-
-
 @pytest.fixture
 def busy(store: Store) -> Store:
     a_cluster(store, types=("a100", "h100"), nodes=1)
     submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
     run(store, busy=[("a100-0", (0, 1))])
     return store
-
-
-def test_data_without_broken_rules_is_reported_as_sound(busy: Store, database: Database) -> None:
-    assert find_broken_rules(database) == []
-
-
-def test_every_rule_has_a_test_case() -> None:
-    assert BREAKS.keys() == INVARIANTS.keys()
-
-
-@pytest.mark.parametrize("rule", BREAKS)
-def test_a_broken_rule_is_found(busy: Store, database: Database, rule: str) -> None:
-    execute(database, BREAKS[rule])
-    assert any(found.startswith(rule) for found in find_broken_rules(database))
 
 
 def update_job(store: Store, spec: JobSpec, *fields: str) -> None:

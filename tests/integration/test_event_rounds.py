@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tessera.db.agents.health import PROBATION_S
 from tessera.db.clusters.deletion import delete_cells
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.tenants import upsert_tenants
@@ -23,13 +22,12 @@ from tessera.db.rounds.leases import acquire_lease
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
 from tessera.db.store.cluster_changes import upsert_nodes
-from tessera.db.store.reads import get_cluster, get_node
+from tessera.db.store.reads import get_cluster
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import DeadlineTooShort, Unavailable
 from tessera.formulation.base.values import Workload
 from tessera.formulation.job.lifecycle import ACTIVE, JobEvent, JobState
-from tessera.formulation.records.agents import HealthFault, NodeHealth
 from tessera.formulation.records.clusters import ClusterOutlook, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.state.snapshot import Snapshot
@@ -228,26 +226,6 @@ async def test_a_promised_schedule_has_its_round_in_time(one: Store) -> None:
         assert await replica.tick_after(5.0) == 3
         assert await replica.rounds_after(500.0) == 3
         assert await replica.rounds_after(100.0) == 4
-
-
-async def test_a_node_returns_from_probation_in_a_round_of_its_own(
-    one: Store, database: Database
-) -> None:
-    fault = HealthFault(gpu=0, kind="lost", detail="the driver has lost it")
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0, faults=(fault,))])
-        replica.rounds.wake(C)
-        last = await replica.rounds_after(5.0)
-        assert states(one)["a"] is not JobState.RUNNING  # it has nowhere to go
-        agents_report(one)
-        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0)])
-        assert await replica.tick_after(5.0) == last
-        assert await replica.rounds_after(PROBATION_S - 60.0) == last
-        execute(database, "UPDATE nodes SET probation_until = now()")
-        assert await replica.rounds_after(60.0) == last + 1
-        assert JobState.STARTING in states(one).values()
-        assert not one.read(get_node, C, A0).draining
 
 
 async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: Store) -> None:
