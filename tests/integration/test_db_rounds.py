@@ -274,22 +274,6 @@ def allocation_rows(store: Store) -> list[tuple[str, str, int, Hold]]:
     return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
 
 
-def test_a_started_job_gets_its_gpus_and_its_cell(store: Store) -> None:
-    a_cluster(store, nodes=2, gpus=4)
-    submit(store, a_spec("a"), a_spec("b"))
-    snapshot = store.snapshot(C)
-    record = commit(
-        store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]), wait(snapshot, "b")
-    )
-    stored = job(store, "a")
-    assert stored.allocation == record.decisions[0].allocation
-    assert stored.allocation is not None
-    assert stored.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
-    assert (stored.state, stored.generation, stored.version) == (JobState.STARTING, 1, 2)
-    assert {hold for _, _, _, hold in allocation_rows(store)} == {Hold.HELD}
-    assert store.read(job_history, C, "a")[-1].event == "start"
-
-
 def test_a_waiting_job_shows_the_last_rounds_reason(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))

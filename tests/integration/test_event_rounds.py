@@ -35,7 +35,6 @@ from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.service.server.settings.config import Config
 from tessera.service.server.wiring import run_server
 from tests.support.hand_clock import HandClock
-from tests.support.logged import logged_lines
 from tests.support.notices import RoundRequests, round_requests
 from tests.support.patience import PATIENCE_S
 from tests.support.periodic import HOUR_S, Replica, a_replica
@@ -277,17 +276,6 @@ async def test_one_replica_commits_one_round_in_each_period(lasting: Store) -> N
         assert await rounds_after_ticks(first, second) == [2, 2]
 
 
-async def test_a_requested_round_restarts_the_period(one: Store) -> None:
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        replica.clock.now_s += HOUR_S / 2
-        snapshot = one.snapshot(C)
-        one.commit(a_round(snapshot, wait(snapshot, "b")))
-        assert await replica.tick_after(1.0) == 3
-        assert await replica.tick_after(HOUR_S - 3.0) == 3
-        assert await replica.tick_after(3.0) == 4
-
-
 async def test_a_periodic_round_follows_the_standing_policy(one: Store) -> None:
     config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
     policies = StandingPolicies(one, config.round_options())
@@ -296,30 +284,6 @@ async def test_a_periodic_round_follows_the_standing_policy(one: Store) -> None:
     decided = one.read(list_rounds, C, 0, 1)[0]
     assert decided.options["objective"] == "max-min then jct"
     assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
-
-
-async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
-    lasting: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ticks, enough = 0, asyncio.Event()
-
-    async def tick() -> None:
-        nonlocal ticks
-        ticks += 1
-        if ticks >= 6:
-            enough.set()
-        if ticks != 4:
-            raise Unavailable("no database")
-
-    async with a_replica(lasting) as replica:
-        monkeypatch.setattr(replica.rounds, "tick", tick)
-        monkeypatch.setattr(replica.rounds, "_tick_s", 0.0)
-        replica.rounds.start()
-        async with asyncio.timeout(PATIENCE_S):
-            await enough.wait()
-    lines = logged_lines(caplog, "rounds_not_begun")
-    # There is a warning before and after the fourth tick, which succeeds.
-    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2
 
 
 AGENT0, AGENT1 = "agent-a100-0", "agent-a100-1"

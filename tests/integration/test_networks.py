@@ -184,15 +184,6 @@ def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
     assert "agg-1" not in switches
 
 
-def test_a_node_missing_from_the_topology_is_reported(store: Store) -> None:
-    a_network(store, nodes=["a100-0", "a100-1"])
-    start_two_jobs(store)
-    a_planner(store).keep(C)
-    decisions = {d.job: d for d in store.read(plan_in_force, C).decisions}
-    assert decisions["one"].note == ""
-    assert "a100-2 is not in the topology" in decisions["two"].note
-
-
 def test_snapshots_share_a_topology_until_it_changes(store: Store) -> None:
     a_network(store)
     first = store.snapshot(C).topology

@@ -34,8 +34,7 @@ from tessera.formulation.job.execution_plan import (
 )
 from tessera.formulation.job.launch import LaunchSpec
 from tessera.formulation.job.lifecycle import JobEvent, JobState
-from tessera.formulation.job.reasons import ReasonCode
-from tessera.formulation.job.runtimes import DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.job.runtimes import DEEPSPEED, JAX, RUNTIMES, TORCHRUN
 from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
@@ -279,17 +278,6 @@ def derived_plans(database: Database) -> set[str]:
         return set(connection.execute(sa.text(query)).scalars())
 
 
-def test_each_job_gets_a_plan_that_its_runtime_runs(a40_cluster: Store, database: Database) -> None:
-    submit_with(a40_cluster, database, {"any": "command", "torch": TORCHRUN, "mega": MEGATRON})
-    assert derive(a40_cluster) == 1
-    decide(a40_cluster)
-    assert plan_of(a40_cluster, "any").pipeline_degree > 1
-    plan = plan_of(a40_cluster, "torch")
-    assert RUNTIMES[TORCHRUN].refuse_plan(plan) == ""
-    assert plan.stages[0].dp == plan.gpus == 8
-    assert RUNTIMES[MEGATRON].refuse_plan(plan_of(a40_cluster, "mega")) == ""
-
-
 def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
     a40_cluster: Store, database: Database
 ) -> None:
@@ -317,20 +305,6 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
     apply_event(a40_cluster, "deep", JobEvent.CANCEL)
     assert derive(a40_cluster) == 1
     assert derived_plans(database) == before
-
-
-def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
-    a40_cluster: Store, database: Database
-) -> None:
-    given = estimate_of(a_plan(dp=1, tp=8))
-    a40_cluster.change(upsert_estimates, C, [given])
-    submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
-    derive(a40_cluster)
-    decisions = decide(a40_cluster)
-    reason = decisions["torch"].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.NO_RUNNABLE_PLAN
-    assert plan_of(a40_cluster, "any") == given.plan
 
 
 def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_pipelines(
@@ -405,11 +379,6 @@ def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
         precision=Precision.F16,
         model="bert/6.7B",
     )
-
-
-def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
-    record = a_record(plan.gpus, workload=PIPELINED, gpu_type="a40", iter_time_s=3.0)
-    return record.with_plan(plan)
 
 
 def plans_of(store: Store, workload: Workload = PIPELINED) -> list[ExecutionPlan]:

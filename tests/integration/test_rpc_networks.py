@@ -18,7 +18,7 @@ from tessera.formulation.job.lifecycle import JobEvent
 from tessera.v1 import estimates_pb2, estimates_pb2_grpc, networks_pb2_grpc, scheduler_pb2
 from tessera.v1 import networks_pb2 as pb
 from tests.support.api import refusal_of
-from tests.support.networked_cluster import CLOS, HOSTS, a_network, start_two_jobs
+from tests.support.networked_cluster import CLOS, a_network, start_two_jobs
 from tests.support.rpc import serving
 from tests.support.stored_cluster import C, a_cluster, apply_event
 
@@ -238,37 +238,6 @@ async def test_pages_of_plans_cover_each_once_newest_first(store: Store) -> None
     assert [*first.plans, *rest.plans] == list(every[:4])
     assert not any(p.decisions for p in every)
     assert (code, wrong) == (INVALID, ["page_token"])
-
-
-async def test_a_job_without_a_path_between_its_gpus_stops_no_plan_and_affects_no_other_job(
-    store: Store,
-) -> None:
-    """Host a100-2 does not join the two switches, since hosts forward no traffic."""
-    tors = [{"name": f"t{i}", "tier": "tor"} for i in range(2)]
-    links = [
-        {"from": host, "to": tor, "bytes_per_s": 25e9}
-        for host, tor in (
-            ("a100-0", "t0"),
-            ("a100-1", "t1"),
-            ("a100-2", "t0"),
-            ("a100-2", "t1"),
-            ("a100-3", "t1"),
-        )
-    ]
-    a_network(store)
-    start_two_jobs(store)
-    document = {"hosts": HOSTS, "host": CLOS["host"], "switches": tors, "links": links}
-    async with serving(store) as (channel, _):
-        a = Api(channel)
-        await a.describe(document)
-        plan = await a.plan()
-    decisions = {d.job.rpartition("/")[2]: d for d in plan.decisions}
-    assert decisions["one"].note.startswith(
-        "no path from a100-0/gpu-0 to a100-1/gpu-0; join their switches"
-    )
-    assert (list(decisions["one"].routes), decisions["one"].dscp) == ([], -1)
-    assert (decisions["two"].dscp, decisions["two"].note) == (2, "")
-    assert decisions["two"].priority < math.inf
 
 
 def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:

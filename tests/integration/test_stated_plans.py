@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -17,7 +16,6 @@ from tessera.formulation.job.execution_plan import (
     Precision,
     read_execution_plan,
 )
-from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.job.techniques import Technique, techniques_of
 from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
@@ -206,51 +204,6 @@ async def test_a_job_is_offered_only_plans_of_its_techniques(store: Store, calls
         job = await get_job(calls, name)
         plan = read_execution_plan("plan", job.allocation.execution_plan)
         assert techniques_of(plan) <= set(map(Technique, job.techniques))
-
-
-async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
-    store: Store, calls: Api
-) -> None:
-    cell = estimates_pb2.Cell(gpu_type="a100", gpus=4)
-    request = estimates_pb2.UpsertCellsRequest(
-        parent=C,
-        cells=[
-            estimates_pb2.CellEstimate(
-                workload=a_submit().job.workload,
-                cell=cell,
-                nodes=1,
-                iter_time_s=1.0,
-                source=estimates_pb2.MEASURED,
-                execution_plan=replace(WHOLE, model="").to_json(),
-            )
-        ],
-    )
-    await calls.estimates.UpsertCells(request)
-    await calls.jobs.SubmitJobs(a_batch(a_submit("few", techniques=["dp"]), a_submit("any")))
-    await run_round(calls)
-    assert (await get_job(calls, "any")).allocation.cell.gpus == 4
-    reason = (await get_job(calls, "few")).reason
-    assert reason.code == ReasonCode.NO_RUNNABLE_PLAN
-    assert "none by a plan with no technique but dp" in reason.message
-    assert "more techniques" in reason.next_step
-
-
-async def test_a_guaranteed_job_is_owed_the_speed_of_its_submitted_plan(
-    store: Store, calls: Api
-) -> None:
-    await calls.jobs.SubmitJob(a_submit("owed", submitted_plan=TENSORS, guaranteed=True))
-    derive(store)
-    snapshot = store.snapshot("c")
-    submitted = int(snapshot.jobs.submitted_plan[0])
-    e = snapshot.estimates
-    own = (e.plan == submitted) & (e.gpus == 4)
-    assert own.any()  # it was priced
-    owed = 256 / e.iter_time_s[own].min()
-    await run_round(calls)
-    held = (await get_job(calls, "owed")).allocation
-    assert held.rate >= owed * (1 - 1e-9)
-    best = 256 / e.iter_time_s[e.gpus == 4].min()
-    assert owed < best  # another plan would make the guarantee higher
 
 
 async def test_nodes_and_cells_carry_cores_and_host_memory(calls: Api) -> None:
