@@ -51,7 +51,7 @@ def valid_requests() -> Requests:
 
 
 def _detailed_requests() -> Requests:
-    """Return the requests that state more fields than the samples, and those of streams."""
+    """Return the requests that state more fields than the samples, and the messages of streams."""
     quick = scheduler_pb2.RoundOptions(solver="greedy", seed=1)
     return {
         "Sync": _agent_messages(),

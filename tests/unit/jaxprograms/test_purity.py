@@ -1,4 +1,4 @@
-"""Functions and plans that the trainer in JAX refuses, with what is wrong about them."""
+"""Functions and plans that the trainer in JAX refuses, each with the reason."""
 
 from __future__ import annotations
 
