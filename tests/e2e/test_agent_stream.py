@@ -8,8 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import grpc
-
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
 from tests.support.agent_server import LONG, RUNNING, AgentProcess, FakeServer, MakeAgent
@@ -159,27 +157,6 @@ async def test_a_late_message_does_not_prolong_the_lease_of_an_agent(
     assert lease["heard_s"] <= frozen_s
 
 
-async def test_a_restarted_agent_adopts_its_children_after_a_kill(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    far = a_gang("b", shares=(("n1", (5,)),), leader="far")
-    server.want(1, a_gang(iterations_total=LONG), far)
-    agent = make_agent()
-    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
-    pid = agent.pid_of("a")
-    await agent.end(signal.SIGKILL)
-    assert is_running(pid)
-    server.observed = None
-    agent.start()
-    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
-    assert agent.pid_of("a") == pid
-    assert is_running(pid)
-    assert server.hellos[0].incarnation != server.hellos[-1].incarnation
-    server.want(2)
-    await server.sees(2)
-    assert not is_running(pid)
-
-
 async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_agent(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
@@ -193,19 +170,6 @@ async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_agent
     await server.sees(1, ("a", 1, "n0", "FAILED"))
     assert server.observed is not None
     assert server.observed.gangs[0].error == "failed at iteration 1500, as requested"
-
-
-async def test_a_superseded_agent_stops_its_children_and_ends(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    server.want(1, a_gang(iterations_total=LONG))
-    agent = make_agent()
-    await server.sees(1, RUNNING)
-    pid = agent.pid_of("a")
-    server.refused = grpc.StatusCode.FAILED_PRECONDITION  # a server of ours says ABORTED
-    assert await agent.ended() == 3
-    assert "a newer incarnation has taken over" in agent.log.read_text()
-    assert not is_running(pid)
 
 
 async def test_a_terminated_agent_leaves_its_children_running_unless_asked_to_stop_them(

@@ -1,4 +1,4 @@
-"""Nodes that die, fail their check or start nothing: their jobs run elsewhere, though nobody asks."""
+"""Nodes that die, fail their check or start nothing, and gangs of all GPUs of a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from tessera.benchmarks.schedulers.server_streams import run_on_server
+from tessera.benchmarks.schedulers.streams import GpuPool, StreamDraft
 from tessera.db.clusters.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
 from tessera.formulation.job.runtimes import JAX
 from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support.agents import is_running
+from tests.support.database import a_database
 from tests.support.pythons import install, make_python
 from tests.support.system import Agent, Lab, User, nodes_of, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
@@ -272,3 +277,27 @@ def test_a_job_that_a_drain_moves_to_a_bad_node_goes_on_to_a_good_one(
         )
         assert nodes_of(running) == {"good"}
         assert first.process.poll() is None
+
+
+SMALL_JOBS: Final = 16
+LASTING_S: Final = 180.0
+"""Seconds of training of each job, which its agent replays in six."""
+
+
+def test_a_gang_of_all_gpus_and_the_small_jobs_on_them_start_once_and_end(server_url: str) -> None:
+    draft = StreamDraft(
+        GpuPool(gpu_type="h100", nodes=2),
+        GpuPool(nodes=4, node_gpus=4),
+        GpuPool(gpu_type="v100", nodes=2),
+    )
+    request: dict[str, Any] = {"requested_gpu_type": "h100", "allowed_gpu_types": ("h100",)}
+    for _ in range(SMALL_JOBS):
+        draft.add(0.0, 1, LASTING_S, **request)
+    draft.add(60.0, 16, LASTING_S, role="gang", **request)
+    with a_database(server_url) as database:
+        run = run_on_server({"flap": draft.finish()}, RoundOptions(), database.url)["flap"]
+    assert run.state == ["succeeded"] * (SMALL_JOBS + 1)
+    assert run.restarts == 0
+    assert run.unpromised_jobs == 0
+    (gang,) = [i for i, name in enumerate(run.names) if name.startswith("gang")]
+    assert run.start_s[gang] >= max(run.end_s[:gang] + run.end_s[gang + 1 :])

@@ -257,30 +257,6 @@ async def test_a_task_that_reaches_its_limit_leaves_estimates_analytic_and_says_
     assert {c.source for c in cells} == {estimates_pb2.ANALYTIC}
 
 
-async def test_without_a_request_nothing_is_profiled(database: Database, tmp_path: Path) -> None:
-    async with a_system(database, tmp_path) as user:
-        await user.describe(STEP)
-        await user.submit("j", requested_gpus=1)
-
-        async def has_cells() -> bool:
-            return bool(await user.cells())
-
-        await until(has_cells)
-        profiling = await user.profiling()
-    assert not profiling.requested
-    assert not profiling.tasks
-
-
-async def test_a_server_may_request_profiling_of_all_jobs(
-    database: Database, tmp_path: Path
-) -> None:
-    async with a_system(database, tmp_path, profile=True) as user:
-        await user.describe(STEP)
-        await user.submit("j", requested_gpus=1)
-        await user.reaches(TASK.WAITS)
-        assert (await user.profiling()).requested
-
-
 async def test_users_may_not_submit_jobs_of_the_services_own_model(
     database: Database, tmp_path: Path
 ) -> None:

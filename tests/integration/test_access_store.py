@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.access import audit_log, enrolment
-from tessera.db.access.audit_log import add_refusals
+from tessera.db.access import enrolment
 from tessera.db.access.enrolment import (
     add_certificate,
     create_join_token,
@@ -44,11 +43,9 @@ from tessera.formulation.base.errors import (
     LimitReached,
     NotAuthenticated,
     NotFound,
-    NotMigrated,
     PermissionDenied,
 )
 from tessera.formulation.base.secrets import SecretToken, hash_secret
-from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.records.store import Retention
 from tests.support.access import EARLIER_S, LATER_S, a_certificate, a_join_token, a_token, show
 from tests.support.patience import PATIENCE_S
@@ -433,20 +430,3 @@ def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(lab: Store) -> None
     assert lab.read(tenants_of_jobs, "x", ["a"]) == {}
     assert lab.read(tenants_of_jobs, "x\0", ["a"]) == {}
     assert lab.read(tenants_of_jobs, C, []) == {}
-
-
-def test_a_schema_of_another_release_is_neither_read_nor_changed(
-    access: Store, database: Database
-) -> None:
-    execute(database, "UPDATE alembic_version SET version_num = '9999'")
-    calls: list[Callable[[], object]] = [
-        lambda: access.change(create_token, a_token("ana"), "root"),
-        lambda: access.read(find_token, "x"),
-        lambda: access.change(enrolment.enrol, show(a_join_token()), a_certificate()),
-        lambda: access.read(find_revoked, ["a"]),
-        lambda: access.update(add_refusals, []),
-        lambda: access.read(audit_log.list_entries, AuditFilter(), 0, 9),
-    ]
-    for call in calls:
-        with pytest.raises(NotMigrated, match=r"schema 9999 of a newer release"):
-            call()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.clusters.deletion import delete_cells
-from tessera.db.estimates.derived_estimates import upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
 from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
@@ -21,12 +18,11 @@ from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import TesseraError
-from tessera.formulation.base.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
 from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.job.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec
-from tessera.service.server.convert.agents import of_desired
+from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.decided_rounds import decide
@@ -50,14 +46,6 @@ from tests.support.training import TRAINER
 PUBLISHED = Workload(model="bert", params="1.3B", global_batch=256)
 
 MOE = Workload(model="moe", params="690M", global_batch=256)
-
-
-UNKNOWN = Workload(model="sphinx", params="9B", global_batch=8)
-
-
-ARCHITECTURE = (
-    "{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128, vocabulary: 1000}"
-)
 
 
 def a_deriving(store: Store, *multiples: float, learns: bool = True) -> CellDeriver:
@@ -111,44 +99,6 @@ def test_another_request_adds_counts_and_none_is_removed_with_the_last_one(
     after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     assert {gpus for gpus, _ in after} == {1, 2, 4, 8, 16}
     assert after.keys() > before.keys()
-
-
-def test_a_job_of_an_unknown_model_says_what_to_do_and_gets_cells_once_it_is_described(
-    store: Store,
-) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("j", workload=UNKNOWN))
-    deriving = a_deriving(store)
-    assert deriving.derive(C) == 0
-    reason = reason_text(store, "j")
-    assert reason.startswith(
-        "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
-    )
-    assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in reason
-    spec = ModelSpec(model="sphinx", params="9B", architecture=ARCHITECTURE, micro_batches=4)
-    store.change(upsert_models, C, [spec])
-    assert deriving.derive(C) == 1
-    assert all(math.isfinite(r.iter_time_s) for r in cells_of(store, UNKNOWN))
-    assert reason_text(store, "j") == ""
-    before = cells_of(store, UNKNOWN)
-    wider = ARCHITECTURE.replace("hidden: 256", "hidden: 512")
-    store.change(upsert_models, C, [replace(spec, architecture=wider)])
-    assert deriving.derive(C) == 1
-    assert [r.iter_time_s for r in cells_of(store, UNKNOWN)] != [r.iter_time_s for r in before]
-
-
-def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: Store) -> None:
-    a_bare_cluster(store, "a100", "abacus")
-    submit(store, a_spec("j", workload=PUBLISHED))
-    a_deriving(store).derive(C)
-    assert {t for t, _ in types_and_counts(cells_of(store, PUBLISHED))} == {"a100"}
-    submit(store, a_spec("k", workload=MOE))
-    catalogue = {"h100": catalogue_of()["h100"]}
-    assert CellDeriver(store, catalogue, (1.0,)).derive(C) == 0
-    assert (
-        "none of the cluster's GPU types (a100, abacus) is in the hardware catalogue"
-        in reason_text(store, "k")
-    )
 
 
 def test_requests_that_fit_no_type_are_reported(store: Store) -> None:
@@ -253,18 +203,6 @@ def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Store) -
     # The type is slower than its data sheet.
     assert now[2, 1].iter_time_s > others[2, 1].iter_time_s
     assert deriving.derive(C) == 0
-
-
-@pytest.mark.usefixtures("trainer")
-def test_without_learning_measurements_change_nothing(store: Store) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
-    deriving = a_deriving(store, learns=False)
-    deriving.derive(C)
-    before = cells_of(store, PUBLISHED)
-    measure_job(store, "runs", 2, 99.0)
-    assert deriving.derive(C) == 0
-    assert cells_of(store, PUBLISHED) == before
 
 
 @pytest.mark.usefixtures("trainer")
@@ -378,44 +316,6 @@ def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
     assert decide(store)["s"].kind is DecisionKind.START
 
 
-def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_no_iteration_time(
-    store: Store,
-) -> None:
-    a_bare_cluster(store)
-    submit(store, a_sphinx(), a_sphinx("any", requested_gpu_type=""))
-    a_deriver(store).derive(C)
-    assert job(store, "s").reason is None
-    other = job(store, "any").reason
-    assert other is not None
-    assert other.code is ReasonCode.NO_ESTIMATE
-    assert other.next_step.endswith("a job that states a GPU type runs without")
-    decide(store)
-    held = job(store, "s").allocation
-    assert held is not None
-    assert held.cell == Cell(gpu_type="a100", gpus=4, pipeline_degree=BEST_FOUND)
-    assert (held.rate, held.plan) == (0.0, None)
-    (node, _), *_ = held.shares
-    (gang,) = of_desired(store.read(load_desired_gangs, C, f"agent-{node}"), {node}).gangs
-    assert (gang.iter_time_s, gang.execution_plan, sum(gang.member_gpus)) == (0.0, "", 4)
-
-
-def test_a_replay_leaves_its_rate_unknown(store: Store) -> None:
-    a_bare_cluster(store)
-    submit(store, a_sphinx())
-    deriver = a_deriver(store)
-    deriver.derive(C)
-    decide(store)
-    agents_report(store)
-    reports(store, "replay")
-    deriver.derive(C)
-    assert unestimated(store) == {"s": True}
-    mine = decide(store)["s"]
-    assert (mine.kind, mine.rate) == (DecisionKind.KEEP, 0.0)
-    held = job(store, "s").allocation
-    assert held is not None
-    assert held.iter_time_source is EstimateSource.REPLAYED
-
-
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("derives", [True, False])
 def test_once_measured_it_is_a_job_like_any_other(store: Store, derives: bool) -> None:
@@ -433,16 +333,6 @@ def test_once_measured_it_is_a_job_like_any_other(store: Store, derives: bool) -
     store.change(upsert_estimates, C, [a_record(8, workload=SPHINX, iter_time_s=0.1)])
     mine = decide(store, RoundOptions(change_spacing=0.0))["s"]
     assert (mine.kind, mine.cell.gpus) == (DecisionKind.RESIZE, 8)
-
-
-def test_a_server_that_derives_nothing_lets_all_jobs_without_estimates_run(
-    store: Store,
-) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("known", workload=LARGE_BERT, requested_gpus=2, requested_gpu_type="a100"))
-    assert a_deriver(store, derives=False).derive(C) == 0
-    assert decide(store)["known"].rate == 0.0
-    assert store.read(list_estimates, C, LARGE_BERT, 0, 10)[0] == []
 
 
 def test_a_job_is_found_unknown_again_after_a_user_deleted_its_estimates(

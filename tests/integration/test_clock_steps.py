@@ -83,17 +83,6 @@ def pass_time(database: Database, seconds: ManualClock, by_s: float) -> None:
     seconds.now_s += by_s
 
 
-def test_the_fixture_moves_the_databases_clock(skewed: Store, database: Database) -> None:
-    with connect_database(database.url).read() as connection:
-        before = connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
-    step_clock(database, 3600.0)
-    with connect_database(database.url).read() as connection:
-        assert (
-            connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
-            > before + 3599
-        )
-
-
 def test_a_clock_step_of_a_minute_forward_loses_no_job_of_a_live_node(
     skewed: Store, database: Database, seconds: ManualClock
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from tessera.db.agents.agents import load_desired_gangs
@@ -83,21 +81,6 @@ def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: Stor
     assert store.read(load_desired_gangs, C, AGENT0).gangs == ()
     assert agent_reports(store, AGENT1)
     assert [g.spec.name for g in store.read(load_desired_gangs, C, AGENT0).gangs] == ["a"]
-
-
-def test_progress_counts_from_the_leader_and_never_falls(pair: Store) -> None:
-    for node, done, expected in (
-        (A0, 10.0, 10.0),
-        (A1, 50.0, 10.0),
-        (A0, 7.0, 10.0),
-        (A0, 1e9, 100.0),
-        (A0, math.nan, 100.0),
-    ):
-        agent = f"agent-{node}"
-        assert not pair.update(
-            record_observation, C, agent, "first", [a_gang(node, iterations_done=done)], 99
-        )
-        assert job(pair, "a").iterations_done == expected
 
 
 def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(

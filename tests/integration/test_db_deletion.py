@@ -244,20 +244,6 @@ def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names
     delete_cluster(store, version=store.read(get_cluster, C).version)
 
 
-def test_connected_agents_are_named_and_force_deletes_anyway(
-    store: Store, database: Database
-) -> None:
-    a_cluster(store)
-    with pytest.raises(InUse, match=r"2 connected agents \(agent-a100-0, agent-a100-1\).*--force"):
-        delete_cluster(store, force=False)
-    store.change(upsert_cluster, "quiet", [GpuType(name="a100", memory_bytes=1)], None)
-    delete_cluster(store, "quiet", force=False)
-    execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
-    delete_cluster(store, force=False)
-    with pytest.raises(NotFound):
-        store.read(get_cluster, C)
-
-
 def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(store: Store) -> None:
     a_cluster(store)
     solved = a_round(store.snapshot(C))

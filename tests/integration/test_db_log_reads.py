@@ -14,7 +14,7 @@ from tessera.db.store.store import Store
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import NodeSilent, NotFound, TooBusy
 from tessera.formulation.job.lifecycle import JobEvent, JobState
-from tessera.formulation.records.logs import MAX_READS_PER_AGENT, LogAnswer, LogRead
+from tessera.formulation.records.logs import MAX_READS_PER_AGENT, LogRead
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -150,29 +150,6 @@ def test_starts_are_deleted_with_their_job_and_the_first_of_many_before(
 def test_requests_write_no_wal(logs: Store, database: Database) -> None:
     query = "SELECT count(*) FROM pg_class WHERE relname = 'log_reads' AND relpersistence = 'u'"
     assert count(database, query) == 1
-
-
-def test_a_request_is_pending_for_the_agent_of_its_node_until_it_is_answered(
-    logs: Store, database: Database
-) -> None:
-    reads = [a_read("r1", offset=-5, rank=-1), a_read("r2", max_bytes=7)]
-    for read in reads:
-        ask(logs, C, read, "ada")
-    assert logs.read(log_reads.find_pending, C, AGENT) == reads
-    assert logs.read(log_reads.find_pending, C, "agent-a100-1") == []
-    assert logs.read(log_reads.find_pending, "none", AGENT) == []
-    assert logs.update(log_reads.take_answer, "r1") is None
-    answer = LogAnswer(id="r1", offset=3, data=b"\0\xff", ended=True)
-    logs.update(log_reads.store_answers, C, "agent-a100-1", [answer])
-    assert logs.update(log_reads.take_answer, "r1") is None
-    logs.update(log_reads.store_answers, C, AGENT, [answer, LogAnswer(id="never", data=b"x")])
-    logs.update(log_reads.store_answers, C, AGENT, [LogAnswer(id="r1", data=b"repeated otherwise")])
-    assert logs.read(log_reads.find_pending, C, AGENT) == reads[1:]
-    assert logs.update(log_reads.take_answer, "r1") == answer
-    assert logs.update(log_reads.take_answer, "r1") is None
-    logs.update(log_reads.drop_request, "r2")
-    assert logs.read(log_reads.find_pending, C, AGENT) == []
-    assert count(database, "SELECT count(*) FROM log_reads") == 0
 
 
 @pytest.mark.parametrize("shift_s", [31, -31])

@@ -17,11 +17,9 @@ import grpc.aio
 import pytest
 
 from tessera.db.estimates.derived_estimates import list_models, put_derived_estimates, upsert_models
-from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.schema.engine import Database
 from tessera.db.store import profile_changes
 from tessera.db.store.cluster_changes import upsert_cluster
-from tessera.db.store.reads import job_history, list_jobs
 from tessera.db.store.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.profiling.tasks import (
@@ -34,7 +32,7 @@ from tessera.estimator.profiling.tasks import (
     task_of,
 )
 from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound
-from tessera.formulation.base.values import PROFILING, EstimateSource, GpuType, Workload
+from tessera.formulation.base.values import EstimateSource, GpuType, Workload
 from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.job.runtimes import REPLAY
 from tessera.formulation.records.estimates import (
@@ -56,7 +54,6 @@ from tessera.service.agent.runtimes.replay import ReplayRuntime
 from tessera.service.cli.jobs.jobview import profiling_facts
 from tessera.service.profiling.clock import CLOCK_FILE
 from tessera.service.profiling.task import HOST_FILE, RECORDS_FILE, require_jax
-from tessera.service.server.convert.profiles import of_host
 from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.v1 import agents_pb2, estimates_pb2, estimates_pb2_grpc, jobs_pb2, launch_pb2
 from tessera.v1 import estimates_pb2 as pb
@@ -65,7 +62,6 @@ from tests.support.rpc import error_details, serving
 from tests.support.stored_cluster import (
     C,
     a_cluster,
-    a_record,
     a_spec,
     apply_event,
     cells_of,
@@ -178,30 +174,6 @@ def test_meaningless_numbers_are_refused_and_a_dropped_type_takes_its_records_al
     assert store.estimation(C).gaps == (a_gap(),)
 
 
-def test_tasks_are_made_once_with_a_cell_of_their_own(store: Store) -> None:
-    a_cluster(store)
-    submit(store, ASKS, a_spec("k", workload=replace(BERT, global_batch=64)))
-    assert [job(store, name).spec.profile for name in "jk"] == [True, False]
-    assert [w.profile for w in store.estimation(C).wanted] == [True, False]
-    apply_event(store, "k", JobEvent.CANCEL)
-    for deriving in (a_deriving(store), a_deriving(store)):  # two replicas
-        deriving.derive(C)
-    jobs, _ = store.read(list_jobs, C, [], 0, 100)
-    (task,) = (j for j in jobs if j.spec.workload.model == PROFILING)
-    assert (task.state, task.spec.requested_gpu_type, task.spec.runtime) == (
-        JobState.QUEUED,
-        "a100",
-        "profile",
-    )
-    (entry,) = store.estimation(C).profiling
-    assert (entry.name, entry.gpu_type, entry.state) == (task.spec.name, "a100", JobState.QUEUED)
-    assert [w.workload for w in store.estimation(C).wanted] == [BERT]
-    (cell,) = cells_of(store, task.spec.workload)
-    assert (cell.cell.gpu_type, cell.cell.gpus) == ("a100", 1)
-    assert {task.spec.name, "j"} == set(store.snapshot(C).jobs.name)
-    assert store.snapshot(C).profiling().tolist() == [False, True]
-
-
 def test_a_task_that_another_replica_made_meanwhile_does_no_harm(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,35 +280,6 @@ def pass_time(database: Database, task: str, started_ago_s: float | None) -> Non
     )
 
 
-def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analytic(
-    store: Store, database: Database
-) -> None:
-    a_cluster(store)
-    submit(store, ASKS)
-    a_deriving(store).derive(C)
-    task = the_task(store)
-    pass_time(database, task, None)  # it never started, so no time is used
-    a_deriving(store).derive(C)
-    pass_time(database, task, 1700.0)
-    a_deriving(store).derive(C)
-    assert job(store, task).state is JobState.QUEUED
-    pass_time(database, task, 1801.0)
-    a_deriving(store).derive(C)
-    assert job(store, task).state is JobState.CANCELLED
-    status = profiling_status(store.estimation(C), catalogue_of(), ProfilingOptions(), BERT)
-    (shown,) = status.tasks
-    assert shown.state is TaskState.LIMITED
-    assert "limit of 1,800 s (setting profile_limit_s)" in shown.problem
-    assert "waited for a GPU" in shown.problem
-    assert [samples for samples, _ in shown.left_out] == [1.0, 2.0, 4.0, 8.0]
-    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
-    events = store.read(job_history, C, task)
-    assert shown.problem in {event.detail for event in events}
-    a_deriving(store).derive(C)  # it is not made again, and the reason stays
-    assert the_task(store) == task
-    assert len(store.estimation(C).gaps) == 1
-
-
 def test_a_task_that_has_used_its_gpu_seconds_is_cancelled_even_if_its_agent_is_silent(
     store: Store, database: Database
 ) -> None:
@@ -394,16 +337,6 @@ def test_a_changed_step_no_longer_uses_old_records(store: Store) -> None:
     store.change(upsert_models, C, [replace(own, step_arguments=("layers=3",))])
     a_deriving(store).derive(C)
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
-
-
-def test_user_estimates_prevent_profiled_ones(store: Store) -> None:
-    a_cluster(store)
-    store.change(upsert_estimates, C, [a_record(2, workload=BERT, nodes=1)])
-    submit(store, ASKS)
-    add_profiles(store, a_row())
-    a_deriving(store).derive(C)
-    assert [c.source for c in cells_of(store, BERT)] == [EstimateSource.MEASURED]
-    assert not store.estimation(C).profiling
 
 
 def a_request(**changed: Any) -> pb.AddProfilesRequest:
@@ -480,36 +413,6 @@ async def test_bad_records_rates_and_gaps_are_refused_over_a_socket(store: Store
             assert named.endswith(field)
     known = store.estimation(C)
     assert (known.profiles, known.gaps, known.hosts) == ((), (), ())
-
-
-async def test_records_and_rates_sent_over_a_socket_are_added_once_and_shown(
-    store: Store,
-) -> None:
-    a_cluster(store)
-    submit(store, ASKS)
-    workload = pb.Workload(model="bert", params="1.3B", global_batch=256)
-    good = changed_request(host=of_host(RATES))
-    async with serving(store) as (channel, _):
-        stub = estimates_pb2_grpc.EstimatesStub(channel)
-        answers = [(await stub.AddProfiles(good)).new_records for _ in range(2)]
-        with pytest.raises(grpc.aio.AioRpcError, match="used for another request"):
-            await stub.AddProfiles(a_request(forward_s=5.0))
-        request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
-        profiling = await stub.GetProfiling(request)
-        estimated = await stub.EstimateCells(
-            pb.EstimateCellsRequest(parent=f"clusters/{C}", workload=workload, gpus=[1])
-        )
-    assert answers == [1, 1]  # the second call gets the first call's answer
-    known = store.estimation(C)
-    assert len(known.profiles) == 1
-    assert known.hosts == (HostProfile(gpu_type="a100", task="t", rates=RATES),)
-    assert profiling.requested
-    (task,) = profiling.tasks
-    assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
-    assert task.host == good.host
-    assert {c.estimate.source for c in estimated.cells} == {pb.PROFILED}
-    text = profiling_facts(jobs_pb2.Job(profile=True), profiling)[1][1]
-    assert "host copies 22 GB/s, updates 60 GB/s on 8 CPU cores" in text
 
 
 async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_stay_analytic(
@@ -780,12 +683,6 @@ async def test_refused_records_fail_the_task_with_the_servers_message(
     end = await end_of(node.start(samples=(1,)))
     assert end.outcome is ExitOutcome.FAILED
     assert end.error == "the server refused the records: layers[0].forward_s: it is nan"
-
-
-async def test_a_missing_step_fails_and_the_error_says_what_to_do(node: Node) -> None:
-    end = await end_of(node.start(samples=(1,), step="absent"))
-    assert end.outcome is ExitOutcome.FAILED
-    assert "has no function absent" in end.error
 
 
 def test_a_node_without_jax_gets_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:

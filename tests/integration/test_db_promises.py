@@ -11,7 +11,6 @@ from tessera.db.clusters import reservations
 from tessera.db.clusters.deletion import delete_nodes
 from tessera.db.clusters.reservations import (
     create_reservation,
-    delete_reservations,
     get_reservation,
     list_reservations,
     update_reservation,
@@ -30,7 +29,6 @@ from tessera.formulation.base.errors import (
     InUse,
     InvalidInput,
     LimitReached,
-    NotFound,
     StaleEtag,
 )
 from tessera.formulation.job.lifecycle import JobState
@@ -85,18 +83,6 @@ def promised(store: Store) -> Store:
         ),
     )
     return store
-
-
-def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: Store) -> None:
-    a, b, c = (job(promised, name) for name in "abc")
-    assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
-    assert b.schedule == (a_segment(gpus=2), a_segment(start_s=2e9, end_s=math.inf))
-    assert (a.schedule, c.schedule) == ((a_segment(**TIMES),), ())
-    segments = promised.snapshot(C).schedule_segments  # times read back exactly
-    assert {"start_s": segments.start_s[0], "end_s": segments.end_s[0]} == TIMES
-    # Only the start of a raised a version: promises raise none.
-    assert (a.version, b.version, c.version) == (2, 1, 1)
-    assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
 
 
 def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
@@ -298,25 +284,6 @@ def cluster(store: Store) -> Store:
     a_cluster(store)
     store.change(upsert_tenants, C, [TenantSpec(name="t")])
     return store
-
-
-def test_a_reservation_reads_back_as_it_was_made(cluster: Store) -> None:
-    spec = a_reservation(reason="release")
-    record = create(cluster, spec)
-    assert record.spec.nodes == spec.nodes
-    assert record.spec.start_s == pytest.approx(spec.start_s, abs=1e-3)
-    assert (record.spec.tenant, record.spec.reason, record.version) == ("t", "release", 1)
-    assert (record.active, record.ended) == (False, False)
-    assert cluster.read(get_reservation, C, "r") == record
-    assert cluster.read(list_reservations, C) == [record]
-    with pytest.raises(AlreadyExists):
-        create(cluster, a_reservation(after_s=9e4))
-    cluster.change(delete_reservations, C, ["r"])
-    with pytest.raises(NotFound, match="clusters/lab/reservations/r does not exist"):
-        cluster.change(delete_reservations, C, ["r"])
-    cluster.change(delete_reservations, C, ["r"], allow_missing=True)
-    with pytest.raises(NotFound):
-        cluster.read(get_reservation, C, "r")
 
 
 @pytest.mark.parametrize(

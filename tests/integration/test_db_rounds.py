@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,12 +24,12 @@ from tessera.db.rounds import round_snapshots
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
 from tessera.db.store.cluster_changes import upsert_nodes
-from tessera.db.store.reads import get_cluster, get_node, job_history, list_jobs
+from tessera.db.store.reads import get_node, job_history, list_jobs
 from tessera.db.store.store import Store
 from tessera.formulation.answer.check import find_doubly_held
 from tessera.formulation.answer.codec import digest, encode
 from tessera.formulation.answer.decisions import Decision, DecisionKind
-from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound, RoundSuperseded
+from tessera.formulation.base.errors import InvalidInput, NotAllowed, NotFound
 from tessera.formulation.base.values import Hold, Workload
 from tessera.formulation.job.execution_plan import ZeroStage
 from tessera.formulation.job.lifecycle import JobEvent, JobState
@@ -52,7 +51,6 @@ from tests.support.stored_cluster import (
     C,
     Members,
     a_cluster,
-    a_random_round,
     a_record,
     a_round,
     a_spec,
@@ -276,22 +274,6 @@ def allocation_rows(store: Store) -> list[tuple[str, str, int, Hold]]:
     return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
 
 
-def test_a_started_job_gets_its_gpus_and_its_cell(store: Store) -> None:
-    a_cluster(store, nodes=2, gpus=4)
-    submit(store, a_spec("a"), a_spec("b"))
-    snapshot = store.snapshot(C)
-    record = commit(
-        store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]), wait(snapshot, "b")
-    )
-    stored = job(store, "a")
-    assert stored.allocation == record.decisions[0].allocation
-    assert stored.allocation is not None
-    assert stored.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
-    assert (stored.state, stored.generation, stored.version) == (JobState.STARTING, 1, 2)
-    assert {hold for _, _, _, hold in allocation_rows(store)} == {Hold.HELD}
-    assert store.read(job_history, C, "a")[-1].event == "start"
-
-
 def test_a_waiting_job_shows_the_last_rounds_reason(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
@@ -464,48 +446,6 @@ def test_a_round_that_fails_halfway_changes_nothing(store: Store) -> None:
     now = store.snapshot(C)
     assert digest(replace(now, now_s=snapshot.now_s)) == digest(snapshot)
     assert store.read(list_rounds, C, 0, 1) == []
-
-
-def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
-    store: Store,
-) -> None:
-    """Each replica tries 30 times, while a third thread lets agents report."""
-    a_cluster(store, nodes=2, gpus=4)
-    submit(store, *(a_spec(f"j{i}") for i in range(10)))
-    committed: list[int] = []
-    lost: list[str] = []
-    over = threading.Event()
-
-    def replica(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(30):
-            snapshot = store.snapshot(C)
-            assert find_doubly_held(snapshot) == []
-            try:
-                record = commit(store, snapshot, *a_random_round(snapshot, rng))
-                committed.append(record.summary.number)
-            except RoundSuperseded as error:
-                lost.append(error.winner)
-
-    def agents() -> None:
-        while not over.is_set():
-            for node in (A0, A1):
-                agent_reports(store, f"agent-{node}")
-
-    reporting = threading.Thread(target=agents)
-    racing = [threading.Thread(target=replica, args=(seed,)) for seed in (1, 2)]
-    for thread in (reporting, *racing):
-        thread.start()
-    for thread in racing:
-        thread.join()
-    over.set()
-    reporting.join()
-    assert len(committed) + len(lost) == 60
-    assert sorted(committed) == list(range(1, len(committed) + 1))
-    assert lost, "no round ever lost the race"
-    assert store.read(get_cluster, C).epoch == len(committed)
-    agents_report(store)
-    assert all(hold is Hold.HELD for *_, hold in allocation_rows(store))
 
 
 MOST_TRIPS = 26

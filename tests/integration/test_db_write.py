@@ -13,15 +13,12 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.reservations import create_reservation
 from tessera.db.clusters.tenants import delete_tenants, list_tenants, upsert_tenants
-from tessera.db.estimates.derived_estimates import list_models, upsert_models
 from tessera.db.estimates.workloads import upsert_estimates
 from tessera.db.jobs import job_changes
 from tessera.db.jobs.submission import submit_jobs
-from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.schema.migrate import MigratedDatabase
 from tessera.db.schema.revision import head_revision
@@ -30,12 +27,8 @@ from tessera.db.store.cluster_changes import upsert_cluster, upsert_nodes
 from tessera.db.store.notify import EVERY_CLUSTER, Listener
 from tessera.db.store.reads import (
     EVERY_WORKLOAD,
-    get_cluster,
-    get_job,
     get_node,
-    job_history,
     list_estimates,
-    list_jobs,
 )
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.base.errors import (
@@ -48,15 +41,11 @@ from tessera.formulation.base.errors import (
     Unavailable,
 )
 from tessera.formulation.base.values import GpuType, Workload
-from tessera.formulation.job.lifecycle import JobEvent, JobState
+from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
-from tests.support.invariants import (
-    INVARIANTS,
-    find_broken_rules,
-)
 from tests.support.launches import WHOLE_LAUNCH
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
@@ -65,7 +54,6 @@ from tests.support.stored_cluster import (
     a_cluster,
     a_record,
     a_spec,
-    apply_event,
     execute,
     job,
     run,
@@ -218,86 +206,12 @@ def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_o
     assert begun.startswith("INFO notices_begun ")
 
 
-CERTIFICATE = (
-    "INSERT INTO agent_certificates"
-    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
-)
-BREAKS = {
-    "a GPU has two holders": (
-        "DROP INDEX uq_allocations_holder;"
-        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT a.node_id, a.gpu, j.id, 1, 'held' FROM allocations a, jobs j"
-        " WHERE j.name = 'idle' LIMIT 1"
-    ),
-    "a GPU has two successors": (
-        "DROP INDEX uq_allocations_successor;"
-        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
-    ),
-    "a job owns other GPUs than its Cell has": ("DELETE FROM allocations WHERE gpu = 1"),
-    "a job has GPUs of another type than its Cell": (
-        "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
-    ),
-    "a job that does not run owns GPUs": (
-        "INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
-        " SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j"
-        " WHERE j.name = 'idle' AND NOT EXISTS"
-        " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
-    ),
-    "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
-    "a job has a gang before its former one is gone": (
-        "UPDATE allocations SET hold = 'releasing', release_revision = 1 WHERE gpu = 1"
-    ),
-    "epochs do not rise with rounds": (
-        "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
-        " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"
-        " FROM rounds"
-    ),
-    "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
-    "a request was acknowledged without an answer": (
-        "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
-    ),
-    "a join token was used too often": (
-        "ALTER TABLE join_tokens DROP CONSTRAINT ck_join_tokens_uses;"
-        " INSERT INTO join_tokens"
-        " (id, secret_hash, cluster_id, nodes, uses, used, created_by, expires_at)"
-        " SELECT 'j', sha256(''), id, '{*}', 1, 2, 'ops', now() FROM clusters"
-    ),
-    "two tokens that are not revoked have one name": (
-        "DROP INDEX uq_tokens_name;"
-        " INSERT INTO tokens (id, name, secret_hash, role, created_by)"
-        " SELECT id, 'ana', sha256(''), 'viewer', 'ops' FROM unnest('{a,b}'::text[]) AS id"
-    ),
-    "a certificate is of another cluster than it states": (
-        f"{CERTIFICATE} SELECT 'a1', id, 'other', 'agent', '{{n}}', now(), now(), 'j' FROM clusters"
-    ),
-    "a certificate of a deleted cluster is not revoked": (
-        "ALTER TABLE agent_certificates DROP CONSTRAINT ck_agent_certificates_cluster;"
-        f" {CERTIFICATE} VALUES ('a1', NULL, 'other', 'agent', '{{n}}', now(), now(), 'j')"
-    ),
-}
-
-
 @pytest.fixture
 def busy(store: Store) -> Store:
     a_cluster(store, types=("a100", "h100"), nodes=1)
     submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
     run(store, busy=[("a100-0", (0, 1))])
     return store
-
-
-def test_data_without_broken_rules_is_reported_as_sound(busy: Store, database: Database) -> None:
-    assert find_broken_rules(database) == []
-
-
-def test_every_rule_has_a_test_case() -> None:
-    assert BREAKS.keys() == INVARIANTS.keys()
-
-
-@pytest.mark.parametrize("rule", BREAKS)
-def test_a_broken_rule_is_found(busy: Store, database: Database, rule: str) -> None:
-    execute(database, BREAKS[rule])
-    assert any(found.startswith(rule) for found in find_broken_rules(database))
 
 
 def update_job(store: Store, spec: JobSpec, *fields: str) -> None:
@@ -460,27 +374,6 @@ def test_changes_that_make_a_job_impossible_are_refused(
     assert job(three_types, "a").spec.weight == 2.0
 
 
-def test_updates_change_only_the_named_fields(store: Store) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", weight=1.0, tenant="t"))
-    change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
-    store.change(job_changes.update_job, C, change, ["weight", "labels", "command"], 1)
-    record = job(store, "a")
-    assert (record.spec.weight, record.spec.tenant, record.version) == (4.0, "t", 2)
-    assert (record.spec.labels, record.spec.command) == ({"k": "v"}, ("x",))
-    with pytest.raises(StaleEtag):
-        store.change(job_changes.update_job, C, change, ["weight"], 1)
-    with pytest.raises(InvalidInput, match="cannot be changed"):
-        store.change(job_changes.update_job, C, change, ["workload"], None)
-    with pytest.raises(InvalidInput, match="launch cannot be changed"):
-        store.change(job_changes.update_job, C, change, ["launch"], None)
-    with pytest.raises(NotFound):
-        store.change(job_changes.update_job, C, a_spec("z"), ["weight"], None)
-    apply_event(store, "a", JobEvent.CANCEL)
-    with pytest.raises(NotAllowed):
-        store.change(job_changes.update_job, C, change, ["weight"], None)
-
-
 def test_estimates_are_replaced_by_shape(store: Store) -> None:
     a_cluster(store, nodes=1, gpus=4)
     other = Workload(model="x", params="", global_batch=1)
@@ -533,55 +426,6 @@ def test_nodes_change_unless_they_are_in_use(store: Store) -> None:
     ):
         with pytest.raises(error):
             put(**{"name": "a100-0"} | wrong)
-
-
-def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: Store) -> None:
-    a_cluster(store)
-    tenants = ("nlp", "vision", "", "nlp", "speech", "vision", "nlp")
-    submit(store, *(a_spec(f"j{i}", tenant=tenant) for i, tenant in enumerate(tenants)))
-    names, after = [], 0
-    while True:
-        page, after = store.read(list_jobs, C, [], after, 2, tenants={"nlp", "speech"})
-        names += [j.spec.name for j in page]
-        if not after:
-            break
-    assert names == ["j0", "j3", "j4", "j6"]
-    apply_event(store, "j3", JobEvent.HOLD)
-    for chosen, expected in (
-        ({""}, ["j2"]),
-        (set(), []),
-        ({"nobody"}, []),
-        (None, [f"j{i}" for i in range(7)]),
-    ):
-        page, after = store.read(list_jobs, C, [], 0, 10, tenants=chosen)
-        assert ([j.spec.name for j in page], after) == (expected, 0)
-    page, _ = store.read(list_jobs, C, [JobState.HELD], 0, 10, tenants=["nlp", "vision"])
-    assert [j.spec.name for j in page] == ["j3"]
-
-
-def test_a_missing_resource_is_named(store: Store) -> None:
-    a_cluster(store)
-    for call, resource in (
-        (lambda: store.read(get_cluster, "x"), "clusters/x"),
-        (lambda: store.read(list_jobs, "x", [], 0, 1), "clusters/x"),
-        (lambda: store.read(list_rounds, "x", 0, 1), "clusters/x"),
-        (lambda: store.read(list_tenants, "x"), "clusters/x"),
-        (lambda: store.read(list_models, "x"), "clusters/x"),
-        (lambda: store.estimation("x"), "clusters/x"),
-        (lambda: store.change(upsert_tenants, "x", []), "clusters/x"),
-        (lambda: store.change(delete_tenants, "x", []), "clusters/x"),
-        (lambda: store.change(upsert_models, "x", []), "clusters/x"),
-        (lambda: store.read(get_job, C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.read(job_history, C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.read(get_node, C, "x"), f"clusters/{C}/nodes/x"),
-        (lambda: store.get_round(C, 1), f"clusters/{C}/rounds/1"),
-        (lambda: store.round_snapshot(C, 1), f"clusters/{C}/rounds/1"),
-        (lambda: store.snapshot("x"), "clusters/x"),
-        (lambda: store.read(load_desired_gangs, C, "x"), f"clusters/{C}/agents/x"),
-        (lambda: store.change(drain_nodes, C, ["x"], draining=True), f"{C}/nodes/x"),
-    ):
-        with pytest.raises(NotFound, match=f"{resource} does not exist"):
-            call()
 
 
 def test_a_deadlocked_transaction_is_retried(store: Store, database: Database) -> None:

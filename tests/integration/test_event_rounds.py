@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tessera.db.agents.health import PROBATION_S
 from tessera.db.clusters.deletion import delete_cells
 from tessera.db.clusters.drains import drain_nodes
 from tessera.db.clusters.tenants import upsert_tenants
@@ -23,13 +22,12 @@ from tessera.db.rounds.leases import acquire_lease
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema.engine import Database
 from tessera.db.store.cluster_changes import upsert_nodes
-from tessera.db.store.reads import get_cluster, get_node
+from tessera.db.store.reads import get_cluster
 from tessera.db.store.store import Connection, Store
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import DeadlineTooShort, Unavailable
 from tessera.formulation.base.values import Workload
 from tessera.formulation.job.lifecycle import ACTIVE, JobEvent, JobState
-from tessera.formulation.records.agents import HealthFault, NodeHealth
 from tessera.formulation.records.clusters import ClusterOutlook, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.state.snapshot import Snapshot
@@ -37,7 +35,6 @@ from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.service.server.settings.config import Config
 from tessera.service.server.wiring import run_server
 from tests.support.hand_clock import HandClock
-from tests.support.logged import logged_lines
 from tests.support.notices import RoundRequests, round_requests
 from tests.support.patience import PATIENCE_S
 from tests.support.periodic import HOUR_S, Replica, a_replica
@@ -230,26 +227,6 @@ async def test_a_promised_schedule_has_its_round_in_time(one: Store) -> None:
         assert await replica.rounds_after(100.0) == 4
 
 
-async def test_a_node_returns_from_probation_in_a_round_of_its_own(
-    one: Store, database: Database
-) -> None:
-    fault = HealthFault(gpu=0, kind="lost", detail="the driver has lost it")
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0, faults=(fault,))])
-        replica.rounds.wake(C)
-        last = await replica.rounds_after(5.0)
-        assert states(one)["a"] is not JobState.RUNNING  # it has nowhere to go
-        agents_report(one)
-        one.record_health(C, f"agent-{A0}", "first", [NodeHealth(node=A0)])
-        assert await replica.tick_after(5.0) == last
-        assert await replica.rounds_after(PROBATION_S - 60.0) == last
-        execute(database, "UPDATE nodes SET probation_until = now()")
-        assert await replica.rounds_after(60.0) == last + 1
-        assert JobState.STARTING in states(one).values()
-        assert not one.read(get_node, C, A0).draining
-
-
 async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: Store) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
@@ -299,17 +276,6 @@ async def test_one_replica_commits_one_round_in_each_period(lasting: Store) -> N
         assert await rounds_after_ticks(first, second) == [2, 2]
 
 
-async def test_a_requested_round_restarts_the_period(one: Store) -> None:
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        replica.clock.now_s += HOUR_S / 2
-        snapshot = one.snapshot(C)
-        one.commit(a_round(snapshot, wait(snapshot, "b")))
-        assert await replica.tick_after(1.0) == 3
-        assert await replica.tick_after(HOUR_S - 3.0) == 3
-        assert await replica.tick_after(3.0) == 4
-
-
 async def test_a_periodic_round_follows_the_standing_policy(one: Store) -> None:
     config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
     policies = StandingPolicies(one, config.round_options())
@@ -318,30 +284,6 @@ async def test_a_periodic_round_follows_the_standing_policy(one: Store) -> None:
     decided = one.read(list_rounds, C, 0, 1)[0]
     assert decided.options["objective"] == "max-min then jct"
     assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
-
-
-async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
-    lasting: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ticks, enough = 0, asyncio.Event()
-
-    async def tick() -> None:
-        nonlocal ticks
-        ticks += 1
-        if ticks >= 6:
-            enough.set()
-        if ticks != 4:
-            raise Unavailable("no database")
-
-    async with a_replica(lasting) as replica:
-        monkeypatch.setattr(replica.rounds, "tick", tick)
-        monkeypatch.setattr(replica.rounds, "_tick_s", 0.0)
-        replica.rounds.start()
-        async with asyncio.timeout(PATIENCE_S):
-            await enough.wait()
-    lines = logged_lines(caplog, "rounds_not_begun")
-    # There is a warning before and after the fourth tick, which succeeds.
-    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2
 
 
 AGENT0, AGENT1 = "agent-a100-0", "agent-a100-1"

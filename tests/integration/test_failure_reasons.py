@@ -349,33 +349,6 @@ def test_a_program_whose_end_no_retry_can_change_fails_at_once(
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 
-@pytest.mark.parametrize(
-    ("error", "shown", "detail"),
-    [("boom", "boom", ": boom"), ("", ExitReason.STALLED.sentence, "")],
-)
-def test_other_failures_are_tried_again_and_explained_in_the_history(
-    two_plans: Store, database: Database, error: str, shown: str, detail: str
-) -> None:
-    decide(two_plans)
-    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED, error=error, remark="see rank 0")
-    record = job(two_plans, "a")
-    assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 1, shown)
-    assert record.retry_s > record.created_s
-    assert record.training is not None
-    assert (record.training.exit_reason, record.training.remark) == (
-        ExitReason.STALLED,
-        "see rank 0",
-    )
-    (event,) = (e for e in two_plans.read(job_history, C, "a") if e.event == "crash")
-    assert event.detail == f"on {A0}: {ExitReason.STALLED.sentence}{detail}"
-    end_back_off(database)
-    decide(two_plans)
-    report_failure(two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom")
-    training = job(two_plans, "a").training
-    assert training is not None
-    assert (training.exit_reason, training.remark) == (None, "see rank 0")
-
-
 @pytest.fixture
 def pair(store: Store) -> Store:
     """Return a store with two nodes of 8 GPUs."""

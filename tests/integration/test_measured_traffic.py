@@ -7,8 +7,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tessera.db.agents.agents import load_desired_gangs
 from tessera.db.agents.observe import record_observation
 from tessera.db.clusters import network
@@ -90,10 +88,6 @@ def decisions_by_job(store: Store) -> dict[str, NetworkDecision]:
 
 def a_planner(store: Store, options: RoundOptions = MEASURE) -> NetworkPlanner:
     return NetworkPlanner(store, StoppedClock(), StandingPolicies(store, options))
-
-
-def bytes_sent(decision: NetworkDecision) -> float:
-    return sum(route.sent_bytes for route in decision.routes)
 
 
 def make_allocation_older(database: Database, job: str, seconds: float) -> None:
@@ -179,30 +173,6 @@ def test_without_a_topology_no_measurement_is_kept(store: Store) -> None:
     start_two_jobs(store)
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
     assert measured_rows(store) == []
-
-
-def test_bytes_are_planned_as_measured_unless_that_is_implausible_and_the_plan_says_so(
-    store: Store,
-) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    planner = a_planner(store, RoundOptions())
-    planner.keep(C)
-    before = decisions_by_job(store)
-    report_traffic(store, "a100-2", "two", period_s=0.2, sent_bytes=1e14)
-    for node in ("a100-0", "a100-1"):
-        report_traffic(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
-    record = planner.keep(C)
-    assert record is not None
-    assert record.cause == "measured"
-    assert planner.keep(C) is None
-    after = decisions_by_job(store)
-    assert bytes_sent(after["one"]) == pytest.approx(1.5 * bytes_sent(before["one"]))
-    assert after["one"].intensity == pytest.approx(before["one"].intensity / 1.5, rel=0.05)
-    assert after["one"].note.startswith("measured on 2 nodes: 1.5 times the estimate")
-    assert bytes_sent(after["two"]) == pytest.approx(bytes_sent(before["two"]))
-    assert after["two"].intensity == before["two"].intensity
-    assert "not credible" in after["two"].note
 
 
 def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Store) -> None:

@@ -16,7 +16,6 @@ from tessera.db.clusters.network import (
     list_plans,
     load_topology,
     plan_in_force,
-    set_topology,
 )
 from tessera.db.schema.engine import Database
 from tessera.db.store.reads import get_job
@@ -36,16 +35,14 @@ from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.decided_rounds import schedule
-from tests.support.networked_cluster import BOTH, CLOS, a_network, describe_network, start_two_jobs
+from tests.support.networked_cluster import CLOS, a_network, describe_network, start_two_jobs
 from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
     agents_of,
-    agents_report,
     apply_event,
     execute,
-    run,
     submit,
 )
 from tests.support.worlds import StoppedClock
@@ -89,46 +86,6 @@ class StoreWithInterference:
         return begun
 
 
-def test_a_round_plans_the_network_of_the_jobs_it_starts(store: Store) -> None:
-    a_network(store)
-    submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
-    record = schedule(RoundLoop(store, StoppedClock()))
-    plan = store.read(plan_in_force, C)
-    assert (plan.cause, plan.round, plan.levels) == ("round", record.summary.number, 8)
-    assert {d.job for d in plan.decisions} == {"one", "two"}
-    assert sorted(d.rank for d in plan.decisions) == [0, 1]
-    for decision in plan.decisions:
-        assert decision.generation == store.read(get_job, C, decision.job).generation
-
-
-def test_contending_jobs_get_different_paths_or_levels_which_agents_receive(
-    sending: Store,
-) -> None:
-    agents_report(sending)
-    before = sending.read(load_desired_gangs, C, agents_of(sending)[0])
-    assert (before.network_levels, before.gangs[0].network) == (0, None)
-    plan = a_planner(sending).keep(C)
-    assert plan is not None
-    assert plan.cause == "start"
-    decisions = decisions_of(sending)
-    for decision in decisions.values():
-        switches = {switch for r in decision.routes for switch in (r.via[0], r.via[-1])}
-        assert switches == {"tor-0", "tor-1"}
-        assert sum(r.sent_bytes for r in decision.routes) == pytest.approx(2 * 5e9)
-        assert decision.tag >= 0
-    assert decisions["one"].tag != decisions["two"].tag
-    if decisions["one"].contending_jobs:
-        assert {name: d.contending_jobs for name, d in decisions.items()} == {
-            "one": ("two",),
-            "two": ("one",),
-        }
-        assert decisions["one"].level != decisions["two"].level
-    after = sending.read(load_desired_gangs, C, agents_of(sending)[0])
-    assert after.revision > before.revision
-    assert after.network_levels == 8
-    assert after.gangs[0].network == decisions[after.gangs[0].spec.name]
-
-
 def test_nothing_is_planned_again_until_something_changes_and_tags_stay(
     sending: Store,
 ) -> None:
@@ -150,21 +107,6 @@ def test_nothing_is_planned_again_until_something_changes_and_tags_stay(
     assert [p.number for p in sending.read(list_plans, C, 3, 1)] == [2]
     schedule(RoundLoop(sending, StoppedClock()))
     assert planner.keep(C) is None
-
-
-def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: Store) -> None:
-    planner = a_planner(sending)
-    planner.keep(C)
-    before = {name: d.tag for name, d in decisions_of(sending).items()}
-    apply_event(sending, "one", JobEvent.CANCEL)
-    agents_report(sending)
-    submit(sending, a_spec("three", requested_gpus=8))
-    run(sending, three=BOTH[0])
-    planner.keep(C)
-    after = {name: d.tag for name, d in decisions_of(sending).items()}
-    assert after.keys() == {"two", "three"}
-    assert after["two"] == before["two"]
-    assert after["three"] not in before.values()
 
 
 def test_a_tag_assigned_during_planning_is_kept(sending: Store) -> None:
@@ -240,43 +182,6 @@ def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
     assert sending.read(plan_in_force, C).cause == "topology"
     switches = {via for d in decisions_of(sending).values() for r in d.routes for via in r.via}
     assert "agg-1" not in switches
-
-
-def test_jobs_with_unknown_traffic_or_without_a_place_in_the_topology_have_no_part(
-    store: Store,
-) -> None:
-    a_cluster(store, nodes=4)
-    describe_network(store, CLOS)
-    start_two_jobs(store)
-    a_planner(store).keep(C)
-    for decision in decisions_of(store).values():
-        assert "is not known" in decision.note
-        assert (decision.tag, decision.level, decision.routes) == (-1, 0, ())
-
-
-def test_a_node_missing_from_the_topology_is_reported(store: Store) -> None:
-    a_network(store, nodes=["a100-0", "a100-1"])
-    start_two_jobs(store)
-    a_planner(store).keep(C)
-    decisions = {d.job: d for d in store.read(plan_in_force, C).decisions}
-    assert decisions["one"].note == ""
-    assert "a100-2 is not in the topology" in decisions["two"].note
-
-
-def test_a_topology_is_changed_by_its_etag(store: Store) -> None:
-    a_cluster(store)
-    first, second = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
-    with pytest.raises(NotFound):
-        store.read(load_topology, C)
-    store.change(set_topology, C, first, 0)
-    assert store.read(load_topology, C)[1] == 1
-    store.change(set_topology, C, first, 1)
-    assert store.read(load_topology, C)[1] == 1
-    store.change(set_topology, C, second, 1)
-    with pytest.raises(StaleEtag):
-        store.change(set_topology, C, first, 1)
-    with pytest.raises(StaleEtag):
-        store.change(set_topology, C, first, 0)
 
 
 def test_snapshots_share_a_topology_until_it_changes(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,9 +34,8 @@ from tessera.formulation.job.execution_plan import (
 )
 from tessera.formulation.job.launch import LaunchSpec
 from tessera.formulation.job.lifecycle import JobEvent, JobState
-from tessera.formulation.job.reasons import ReasonCode
-from tessera.formulation.job.runtimes import DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
-from tessera.formulation.job.techniques import PlanLimits, Technique, techniques_of
+from tessera.formulation.job.runtimes import DEEPSPEED, JAX, RUNTIMES, TORCHRUN
+from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -280,17 +278,6 @@ def derived_plans(database: Database) -> set[str]:
         return set(connection.execute(sa.text(query)).scalars())
 
 
-def test_each_job_gets_a_plan_that_its_runtime_runs(a40_cluster: Store, database: Database) -> None:
-    submit_with(a40_cluster, database, {"any": "command", "torch": TORCHRUN, "mega": MEGATRON})
-    assert derive(a40_cluster) == 1
-    decide(a40_cluster)
-    assert plan_of(a40_cluster, "any").pipeline_degree > 1
-    plan = plan_of(a40_cluster, "torch")
-    assert RUNTIMES[TORCHRUN].refuse_plan(plan) == ""
-    assert plan.stages[0].dp == plan.gpus == 8
-    assert RUNTIMES[MEGATRON].refuse_plan(plan_of(a40_cluster, "mega")) == ""
-
-
 def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
     a40_cluster: Store, database: Database
 ) -> None:
@@ -318,20 +305,6 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
     apply_event(a40_cluster, "deep", JobEvent.CANCEL)
     assert derive(a40_cluster) == 1
     assert derived_plans(database) == before
-
-
-def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
-    a40_cluster: Store, database: Database
-) -> None:
-    given = estimate_of(a_plan(dp=1, tp=8))
-    a40_cluster.change(upsert_estimates, C, [given])
-    submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
-    derive(a40_cluster)
-    decisions = decide(a40_cluster)
-    reason = decisions["torch"].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.NO_RUNNABLE_PLAN
-    assert plan_of(a40_cluster, "any") == given.plan
 
 
 def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_pipelines(
@@ -406,41 +379,6 @@ def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
         precision=Precision.F16,
         model="bert/6.7B",
     )
-
-
-def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
-    record = a_record(plan.gpus, workload=PIPELINED, gpu_type="a40", iter_time_s=3.0)
-    return record.with_plan(plan)
-
-
-def set_techniques(database: Database, name: str, *techniques: Technique) -> None:
-    words = json.dumps(techniques)
-    execute(database, f"UPDATE jobs SET techniques = '{words}' WHERE name = '{name}'")
-
-
-def test_jobs_get_plans_of_the_techniques_that_they_name(
-    a40_cluster: Store, database: Database
-) -> None:
-    submit_with(a40_cluster, database, {"any": "command", "some": "command"})
-    named = (Technique.DATA_PARALLELISM, Technique.ZERO_2, Technique.ACCUMULATION)
-    set_techniques(database, "some", *named)
-    (wanted,) = a40_cluster.estimation(C).wanted
-    assert wanted.limits == (PlanLimits(runtime="command", techniques=named),)
-    assert wanted.is_open
-    derive(a40_cluster)
-    both = plans_of(a40_cluster)
-    assert any(plan.pipeline_degree > 1 for plan in both)
-    assert any(techniques_of(plan) <= {*named} for plan in both)
-    set_techniques(database, "any", *named)
-    (wanted,) = a40_cluster.estimation(C).wanted
-    assert not wanted.is_open
-    fresh = replace(PIPELINED, global_batch=64)
-    submit_with(a40_cluster, database, {"fresh": "command"}, workload=fresh)
-    set_techniques(database, "fresh", *named)
-    derive(a40_cluster)
-    plans = plans_of(a40_cluster, fresh)
-    assert plans
-    assert all(techniques_of(plan) <= {*named} for plan in plans)
 
 
 def plans_of(store: Store, workload: Workload = PIPELINED) -> list[ExecutionPlan]:

@@ -74,18 +74,6 @@ def list_offers(store: Store, name: str) -> set[tuple[Any, ...]]:
     return set(zip(*(c[rows].tolist() for c in columns), plans, strict=True))
 
 
-def test_a_gpt_of_a_batch_of_64_has_cells_on_both_types_and_starts(sample: Store) -> None:
-    submit(sample, a_spec("gpt-a", workload=GPT, requested_gpus=8))
-    derive(sample)
-    cells = feasible(cells_of(sample, GPT))
-    assert {(r.cell.gpu_type, r.cell.gpus) for r in cells} == {
-        (t, n) for t in ("a100", "v100") for n in (4, 8, 16)
-    }
-    assert all(r.plan is not None and r.plan.global_batch == 64 for r in cells)
-    decide(sample)
-    assert plan_of(sample, "gpt-a").gpus >= 8
-
-
 def test_a_queued_job_of_another_runtime_and_its_end_change_no_cell_of_the_first(
     sample: Store,
 ) -> None:

@@ -76,14 +76,6 @@ def versions(database: Database) -> dict[str, int]:
         return {name: writer for name, writer in rows}
 
 
-def test_starts_read_back_as_the_round_has_planned_them(planning_store: Store) -> None:
-    a, b, c, d = (job(planning_store, name) for name in "abcd")
-    assert (a.planned_start, b.planned_start) == (NARROW, WIDE)
-    assert (c.planned_start, d.planned_start) == (None, None)
-    assert [r.start_by_s for r in (a, b, c, d)] == [*PROMISES.values(), math.inf]
-    assert {r.version for r in (a, b, c, d)} == {1}
-
-
 def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
     planning_store: Store,
 ) -> None:
@@ -145,16 +137,6 @@ def test_a_round_does_not_touch_the_start_of_a_job_that_changed_meanwhile(
         "b": (False, 9e9),
         "d": (False, 9e9),
     }
-
-
-def test_a_job_that_does_not_wait_after_the_round_gets_no_start(
-    planning_store: Store,
-) -> None:
-    snapshot = planning_store.snapshot(C)
-    decision = start(snapshot, "a", [(A0, [0])])
-    plan = plan_of(snapshot, dict.fromkeys("abcd", 9e9), a=NARROW)
-    commit(planning_store, snapshot, decision, plan=plan)  # of the others, nothing is decided
-    assert starts(planning_store) == {"b": (True, 4e9), "c": (False, 5e9)}
 
 
 @pytest.mark.parametrize("event", [JobEvent.HOLD, JobEvent.CANCEL])

@@ -103,30 +103,6 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
     assert 1e9 < stage.memory_bytes < 40 * 2**30
 
 
-async def test_a_user_model_is_stored_listed_and_estimated_and_an_invalid_one_refused_by_its_field(
-    store: Store,
-) -> None:
-    async with estimates(store) as stub:
-        stored = await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE]))
-        listed = await stub.ListModels(pb.ListModelsRequest(parent=PARENT))
-        cells = await stub.EstimateCells(
-            a_call(workload=pb.Workload(model="mine", params="4L", global_batch=32), gpus=[1])
-        )
-        again = pb.UpsertModelsRequest(parent=PARENT, models=[MINE, MINE])
-        with pytest.raises(grpc.aio.AioRpcError, match="repeats"):
-            await stub.UpsertModels(again)
-        wrong = pb.Model(model="b", architecture="{architecture: transformer, layers: many}")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, wrong]))
-        assert (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))) == listed
-    assert error_details(refused.value)[1] == ["models[1].architecture.layers"]
-    (model,) = stored.models
-    assert list(listed.models) == [model]
-    assert (model.micro_batches, model.state_bytes, model.dtype) == (8, 16.0, "bf16")
-    assert 3e6 < model.parameters < 5e6
-    assert {c.micro_batches for c in cells.cells} == {1}  # the samples fit at once
-
-
 async def test_pages_of_models_cover_each_once_and_include_published_ones_on_request(
     store: Store,
 ) -> None:

@@ -127,36 +127,10 @@ async def api(**settings: Any) -> AsyncIterator[Api]:
         yield Api(store, server, channel)
 
 
-async def failure_of(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    return failed.value
-
-
 async def cancel_all(calls: list[Any]) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-async def test_rounds_that_take_minutes_leave_others_a_thread(dry_run: bool) -> None:
-    async with api() as a:
-        held = await a.hold(4, dry_run=True)
-        answer = await a.schedule("small", dry_run=dry_run)
-        assert answer.verified
-        assert not any(call.done() for call in held)
-        await cancel_all(held)
-
-
-async def test_committing_rounds_wait_only_for_rounds_of_their_own_cluster() -> None:
-    async with api() as a:
-        held = await a.hold(2)
-        assert (await a.schedule("small")).verified
-        assert a.server.threads.running() == [
-            "Schedule of huge"
-        ]  # the other round waits for this one
-        await cancel_all(held)
 
 
 async def test_periodic_rounds_wait_for_no_caller() -> None:
@@ -166,29 +140,6 @@ async def test_periodic_rounds_wait_for_no_caller() -> None:
             assert await a.server.threads.rounds.run(lambda: "decided") == "decided"
         assert not any(call.done() for call in held)
         await cancel_all(held)
-
-
-async def test_threads_of_disconnected_callers_become_free() -> None:
-    async with api() as a:
-        held = await a.hold(3, dry_run=True) + await a.hold(1)
-        await cancel_all(held)
-        await a.idle()
-        assert not a.store.committed
-
-
-async def test_calls_beyond_the_queue_limit_are_refused_with_what_to_do() -> None:
-    async with api(trial_threads=1, round_queue=4) as a:
-        held = await a.hold(1, dry_run=True)
-        waiting = a.schedule("huge", HOUR_S, dry_run=True)
-        async with asyncio.timeout(PATIENCE_S):
-            while (refused := await failure_of(a.schedule("huge", 1.0, dry_run=True))).code() is (
-                grpc.StatusCode.DEADLINE_EXCEEDED
-            ):
-                pass  # the server has not seen the second call yet
-        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "then call again" in str(refused.details())
-        assert error_details(refused)[0].reason == "TOO_BUSY"
-        await cancel_all([*held, waiting])
 
 
 async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer_so_far() -> None:

@@ -17,7 +17,7 @@ from tessera.db.store.store import Store
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.v1 import jobs_pb2, scheduler_pb2
+from tessera.v1 import scheduler_pb2
 from tests.support.api import (
     INVALID,
     Api,
@@ -33,7 +33,6 @@ from tests.support.api import (
     some_cells,
 )
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import WALL_S
 from tests.support.stored_cluster import execute
 
 SETTINGS = "{objective: makespan, network_measure: 60s}"
@@ -162,28 +161,6 @@ def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
         policies.of("c")
 
 
-async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Store) -> None:
-    async with api(store) as a:
-        connect_agent(store)
-        await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
-        done = await a.scheduler.Schedule(
-            a_round(
-                objective="max-min then throughput",
-                keep_requests=False,
-                default_run=Duration(seconds=60),
-                max_changes=2,
-            ),
-            timeout=PATIENCE_S,
-        )
-        assert (done.outcome, done.verified) == ("committed", True)
-        assert [g.name for g in done.goals] == ["max-min", "throughput"]
-        stored = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
-        assert (stored.goals, stored.options) == (done.goals, done.options)
-        assert (stored.options.default_run.seconds, stored.options.max_changes) == (60, 2)
-        again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
-        assert again.same_decisions
-
-
 async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
     store: Store,
 ) -> None:
@@ -207,31 +184,6 @@ async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
         assert (default.round.options.scheduler_parameters, gpus(default.round)) == ("", [8])
         other = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
         assert other.options.scheduler_parameters == ""
-
-
-@pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
-async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
-    store: Store, mode: str
-) -> None:
-    far, near = Timestamp(seconds=int(WALL_S) + 10**7), Timestamp(seconds=int(WALL_S) + 1)
-    async with api(store) as a:
-        never = a_submit("never", iterations=10**9, deadline=near)
-        connect_agent(store)
-        await a.jobs.SubmitJobs(a_batch(a_submit("easy", deadline=far), never))
-        request = a_round(objective="deadline then throughput", deadlines=mode)
-        done = await a.scheduler.Schedule(request, timeout=PATIENCE_S)
-        assert done.outcome == "committed", done.violations
-        decisions = {d.job.rpartition("/")[2]: d for d in done.decisions}
-        assert decisions["easy"].admitted
-        assert not decisions["never"].admitted
-        assert decisions["never"].reason.code == "DEADLINE_UNREACHABLE"
-        assert decisions["never"].reason.evidence["earliest_deadline"]
-        job = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/easy"))
-        assert job.admitted
-        assert bool(job.schedule) == (mode == "look-ahead")
-        for segment in job.schedule:
-            assert segment.start_time.seconds < segment.end_time.seconds <= far.seconds
-            assert segment.cell.gpu_type == "a100"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from tessera.v1 import (
     clusters_pb2_grpc,
     estimates_pb2,
     jobs_pb2,
-    launch_pb2,
     scheduler_pb2,
     tenants_pb2,
     webhooks_pb2,
@@ -55,7 +54,6 @@ from tests.support.api import (
     some_tenants,
 )
 from tests.support.database import digest_tables
-from tests.support.launches import WHOLE_MESSAGE
 from tests.support.laws import scaled
 from tests.support.messages import mutate
 from tests.support.methods import methods_of
@@ -326,33 +324,6 @@ async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: Store) -
 
 
 SOON = Timestamp(seconds=int(WALL_S) + 3600)
-
-
-async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
-    store: Store,
-) -> None:
-    commands = {
-        "replay": ["fail-at", "7"],
-        "command": ["python", "train.py"],
-        "torchrun": ["train.py", "--epochs", "3"],
-        "deepspeed": ["-m", "train"],
-        "megatron": ["pretrain_gpt.py"],
-    }
-    launch = launch_pb2.Launch()
-    launch.CopyFrom(WHOLE_MESSAGE)
-    async with api(store) as a:
-        for runtime, command in commands.items():
-            launch.runtime, launch.until_exit = runtime, runtime != "replay"
-            job = await a.jobs.SubmitJob(a_submit(runtime, command=command, launch=launch))
-            assert (job.launch, list(job.command)) == (launch, command)
-            assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
-        for name, command in commands.items():
-            implied = await a.jobs.SubmitJob(a_submit(f"{name}-implied", command=command))
-            runtime = "replay" if name == "replay" else "command"
-            assert implied.launch == launch_pb2.Launch(runtime=runtime)
-        idle = a_submit("a", launch=launch_pb2.Launch(until_exit=True))
-        answer = await refusal_of(a.jobs.SubmitJob(idle))
-        assert answer[::2] == (INVALID, ["job.launch.until_exit"])
 
 
 async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(

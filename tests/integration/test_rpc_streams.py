@@ -40,7 +40,7 @@ from tessera.service.server.security.auditing import RefusalRecorder
 from tessera.service.server.security.authenticator import Authenticator
 from tessera.service.server.security.gate import Gate
 from tessera.service.server.security.sessions import Sessions
-from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
+from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import until
 from tests.support.job_records import a_desired_gang, a_job_record
@@ -48,7 +48,7 @@ from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 from tests.support.store_double import StoreDouble
-from tests.support.stored_cluster import BERT, C, a_cluster
+from tests.support.stored_cluster import C, a_cluster
 from tests.support.unread_connections import UnreadConnection
 
 
@@ -254,17 +254,6 @@ async def test_losing_the_store_keeps_the_stream_open_and_never_stops_the_agents
         assert scripted.observations == [(1, ["running"])]
 
 
-async def test_an_old_incarnation_is_aborted(scripted: ScriptedStore) -> None:
-    async with serving(as_store(scripted)) as (channel, _):
-        agent = Agent(channel)
-        await agent.connect()
-        scripted.failure = NotAllowed("incarnation 2 took over")
-        await agent.call.write(HEARTBEAT)
-        error = await agent.end()
-        assert error.code() is grpc.StatusCode.ABORTED
-        assert error_details(error)[0].reason == "CONFLICT"
-
-
 async def test_agents_and_watchers_of_a_deleted_cluster_get_not_found(
     scripted: ScriptedStore,
 ) -> None:
@@ -317,22 +306,6 @@ async def test_streams_end_as_unavailable_when_the_server_stops(scripted: Script
             await watch.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await stopping
-
-
-async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
-    scripted: ScriptedStore,
-) -> None:
-    async with serving(as_store(scripted)) as (channel, server):
-        watch = watch_job(channel)
-        answers = [await watch.read()]
-        server.wakeups.changed("c")  # nothing has changed, so nothing is sent
-        for state in (JobState.RUNNING, JobState.SUCCEEDED):
-            scripted.job = replace(JOB, state=state)
-            server.wakeups.changed("c")
-            answers.append(await watch.read())
-        assert await watch.read() is grpc.aio.EOF
-        states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.SUCCEEDED]
-        assert [cast(jobs_pb2.Job, job).state for job in answers] == states
 
 
 async def test_a_watcher_sees_progress_that_falls_and_new_facts_but_not_growing_gpu_service(
@@ -636,21 +609,6 @@ async def hold_cluster_row(database: Database, cluster: str) -> AsyncIterator[No
         yield
 
 
-def count_waiting(database: Database) -> int:
-    """Return the number of transactions that wait for a lock."""
-    question = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    with database.engine.connect() as connection:
-        return int(connection.execute(question).scalar_one())
-
-
-def a_job(cluster: str) -> jobs_pb2.SubmitJobRequest:
-    workload = estimates_pb2.Workload(
-        model=BERT.model, params=BERT.params, global_batch=BERT.global_batch
-    )
-    job = jobs_pb2.Job(workload=workload, iterations=10, requested_gpus=1)
-    return jobs_pb2.SubmitJobRequest(parent=f"clusters/{cluster}", job=job)
-
-
 async def join_agent(channel: grpc.aio.Channel, cluster: str, node: str) -> Any:
     """Open an agent's stream, and say hello."""
     stub: Any = agents_pb2_grpc.AgentsStub(channel)
@@ -674,20 +632,6 @@ async def channel(store: Store) -> AsyncIterator[grpc.aio.Channel]:
         _,
     ):
         yield channel
-
-
-async def test_callers_waiting_for_one_cluster_leave_threads_to_others(
-    channel: grpc.aio.Channel, database: Database
-) -> None:
-    jobs = jobs_pb2_grpc.JobsStub(channel)
-    async with hold_cluster_row(database, CROWDED):
-        crowd = [asyncio.ensure_future(jobs.SubmitJob(a_job(CROWDED))) for _ in range(CALLERS)]
-        await until(lambda: count_waiting(database))
-        async with asyncio.timeout(PATIENCE_S):
-            for _ in range(3):
-                await jobs.SubmitJob(a_job(C))
-        assert not any(call.done() for call in crowd)
-    await asyncio.gather(*crowd)
 
 
 async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(

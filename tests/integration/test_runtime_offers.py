@@ -25,7 +25,6 @@ from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support import api as calls
 from tests.support.api import a_submit
 from tests.support.decided_rounds import schedule
-from tests.support.notices import round_requests
 from tests.support.stored_cluster import C, a_cluster, a_spec, agents_report, job, run, submit
 
 A0, A1 = "a100-0", "a100-1"
@@ -111,32 +110,6 @@ def test_a_selector_and_a_runtime_count_together_and_labels_may_be_dropped(
     changes = [Change(kind=ChangeKind.ANY_LABELS)]
     freed_snapshot, _ = apply_changes(snapshot, RoundOptions(), index, changes)
     assert permitted_nodes(freed_snapshot, "both") == [A1]
-
-
-def test_a_job_whose_runtime_no_node_offers_waits_and_says_what_would_do(
-    store: Store, database: Database
-) -> None:
-    submit(store, a_jax_job("j"))
-    for node in (A0, A1):
-        offer(store, node, WITHOUT_JAX | {"torchrun": "torch 2.9.1"})
-    schedule(store)
-    reason = job(store, "j").reason
-    assert reason is not None
-    assert (reason.code, reason.message) == (
-        ReasonCode.RUNTIME_MISSING,
-        f"no node offers the runtime jax: {NO_JAX} (a100-0, a100-1)",
-    )
-    assert reason.next_step == (
-        "install on these nodes the framework of jax, or submit the job with a runtime that nodes"
-        " offer: command, torchrun (torch 2.9.1)"
-    )
-    with round_requests(database) as requests:
-        offer(store, A0, WITHOUT_JAX | {"torchrun": "torch 2.9.1"})  # a new connection
-        assert C not in requests.take()
-        offer(store, A0, WITH_JAX)
-        assert C in requests.take()
-    schedule(store)
-    assert job(store, "j").allocation is not None
 
 
 def test_too_few_gpus_with_the_runtime_are_named(store: Store) -> None:

@@ -44,7 +44,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     execute,
-    fail,
     job,
     submit,
 )
@@ -212,24 +211,6 @@ def test_the_winner_becomes_the_jobs_plan_and_a_measured_one_of_its_cell(
     times = estimates_of(started)
     assert times[winner.digest] == (0.5, EstimateSource.MEASURED)
     assert times[own.digest] == (0.75, EstimateSource.MEASURED)
-
-
-@pytest.mark.parametrize("is_own", [False, True])
-def test_later_rounds_and_starts_use_the_winner_and_do_not_tune_again(
-    started: Store, is_own: bool
-) -> None:
-    winner = plan_of(started, "a") if is_own else slower_by(started, "a")
-    agents_report(started)
-    report(started, "a", winner.to_json(), 0.01, planned_iter_time_s=0.02)
-    assert estimates_of(started)[winner.digest][1] is EstimateSource.MEASURED
-    derive(started)
-    schedule(started)
-    assert plan_of(started, "a") == winner
-    fail(started, "a")
-    start(started, a_tuner("b"))
-    agents_report(started)
-    assert plan_of(started, "b") == winner
-    assert gang_of(started, "b").tuning_plans == ()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
-"""Planners that use dynamic programming, against an enumeration of all plans."""
+"""Planners, and schedulers that choose plans, against an enumeration of all plans."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import pytest
@@ -21,9 +25,24 @@ from tessera.estimator.planning.stages import (
     stage_shares,
 )
 from tessera.estimator.planning.tuning import whole_space
+from tessera.formulation.base.values import Workload
 from tessera.formulation.job.execution_plan import Schedule
+from tessera.formulation.round.policy import Policy
+from tessera.formulation.round.problem import Problem
+from tessera.formulation.round.promises.guarantee import request_rate
+from tessera.formulation.round.statement import state_round
+from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import DEFAULT, make_solver
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.base import make_view
+from tessera.solvers.schedulers.packing import host_capacity
+from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.estimates import pipelines_of
 from tests.support.laws import examples
+from tests.support.oracles.listed_plans import NODE_GPUS, ListedRound, WaitingJob
+from tests.support.oracles.plan_rounds import best_throughput, draw_plan_round
 from tests.support.planning import (
     all_stages,
     every_candidate,
@@ -31,6 +50,7 @@ from tests.support.planning import (
     random_costs,
     random_depth,
 )
+from tests.support.worlds import a_profile
 
 SEEDS = st.integers(0, 10_000)
 SIZES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 4))
@@ -179,3 +199,144 @@ def test_a_stage_fits_as_deep_in_the_pipeline_as_its_memory_holds_micro_batches(
         flights = int(in_flight(schedule, left, micro_batches)[0])
         fits = memory_bytes(costs, flights) <= limit_bytes(memory)
         assert ((depth >= left) == fits).all()
+
+
+RAW_POLICY: Final = "ilp:throughput@raw_throughput=true@promise_starts=false@gap=1e-9"
+NORMALISED_POLICY: Final = "ilp:throughput@promise_starts=false@gap=1e-9"
+POLICIES: Final = (
+    "fcfs",
+    "gavel",
+    "sia",
+    "arena",
+    RAW_POLICY,
+    NORMALISED_POLICY,
+    "ilp:jct@gap=1e-9",
+)
+CLUSTERS: Final = (("a100",), ("a100", "a100"), ("a100", "v100"))
+"""The GPU types of the nodes, which have four GPUs each."""
+COUNTS: Final = (1, 2, 4, 8)
+RATES: Final = st.floats(min_value=1.0, max_value=100.0)
+ROUNDING: Final = 1e-6
+
+
+@st.composite
+def listed_rounds(draw: st.DrawFn) -> ListedRound:
+    """Draw up to four jobs with any rates, some without some Cells, on one or two nodes."""
+    nodes = draw(st.sampled_from(CLUSTERS))
+    jobs, records = [], []
+    for i in range(draw(st.integers(1, 4))):
+        workload = Workload(model=f"m{i}", params="1B", global_batch=64)
+        cells = [
+            (kind, gpus)
+            for kind in dict.fromkeys(nodes)
+            for gpus in COUNTS
+            if gpus <= NODE_GPUS * nodes.count(kind)
+        ]
+        requested = draw(st.sampled_from(cells))
+        jobs.append(WaitingJob(workload=workload, gpu_type=requested[0], gpus=requested[1]))
+        for kind, gpus in cells:
+            if (kind, gpus) == requested or draw(st.booleans()):
+                seconds = workload.global_batch / draw(RATES)
+                records.append(a_profile(gpus, seconds, gpu_type=kind, workload=workload))
+    return ListedRound.of(nodes, jobs, records)
+
+
+@examples(25)
+@given(listed_rounds())
+def test_tessera_reaches_the_best_total_of_all_plans(listed: ListedRound) -> None:
+    plans = list(listed.plans())
+    raw, normalised = (listed.decided_by(policy) for policy in (RAW_POLICY, NORMALISED_POLICY))
+    assert listed.total(raw) >= max(map(listed.total, plans)) * (1 - ROUNDING)
+    assert listed.normalised(normalised) >= max(map(listed.normalised, plans)) * (1 - ROUNDING)
+
+
+@examples(8)
+@given(listed_rounds())
+def test_every_policy_starts_one_of_the_listed_plans(listed: ListedRound) -> None:
+    plans = set(listed.plans())
+    for policy in POLICIES:
+        assert listed.decided_by(policy) in plans
+
+
+POLICY: Final = Policy(objective="throughput", promise_starts=False)
+EXACT: Final = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
+
+def finds_the_optimum(snapshot: Snapshot, problem: Problem, best: float) -> bool:
+    """Return whether the default solver's objective is ``best``, but for the rounding of columns."""
+    solution = make_solver(DEFAULT).solve(problem, EXACT)
+    rounding = len(snapshot.jobs) / problem.scale
+    return abs(solution.objective / problem.scale - best) <= rounding + 1e-9 * best
+
+
+def without_hosts(snapshot: Snapshot) -> Snapshot:
+    """Return the round with nodes that do not state their CPUs and host memory."""
+    unstated = np.full(len(snapshot.nodes), NOT_STATED)
+    return replace(snapshot, nodes=replace(snapshot.nodes, cpus=unstated, host_bytes=unstated))
+
+
+@examples(200)
+@given(seed=st.integers(0, 2**32))
+def test_the_ilp_finds_the_best_plans_and_resources_of_small_rounds(seed: int) -> None:
+    snapshot = draw_plan_round(np.random.default_rng(seed))
+    problem = state_round(snapshot, POLICY).problem
+
+    assert finds_the_optimum(snapshot, problem, best_throughput(snapshot, problem.must_run))
+    assert not plan_round(snapshot, POLICY, make_solver(DEFAULT), EXACT).violations
+
+
+def test_an_answer_that_ignores_cpus_and_memory_counts_as_wrong() -> None:
+    wrong = 0
+    for seed in range(40):
+        snapshot = draw_plan_round(np.random.default_rng(seed))
+        snapshot = replace(
+            snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(len(snapshot.jobs), np.bool_))
+        )
+        blind = state_round(without_hosts(snapshot), POLICY).problem
+        wrong += not finds_the_optimum(snapshot, blind, best_throughput(snapshot, blind.must_run))
+    assert wrong >= 5
+
+
+@examples(60)
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from(
+        ("morphling", "morphling-r", "morphling-e", "morphling-n", "synergy", "antman")
+    ),
+)
+def test_schedulers_that_count_resources_never_give_a_pool_more_than_it_has(
+    seed: int, name: str
+) -> None:
+    snapshot = draw_plan_round(np.random.default_rng(seed))
+    view = make_view(snapshot, Policy())
+
+    choice = make_scheduler(name).choose(view)
+
+    runs = np.flatnonzero(choice >= 0)
+    draft, column = view.draft, choice[runs]
+    assert np.array_equal(draft.job[column], runs)
+    hosts = host_capacity(view)
+    for kind, gpus in enumerate(view.capacity.tolist()):
+        used = draft.demand.at(column[draft.gpu_type[column] == kind])
+        assert used.gpus.sum() <= gpus
+        assert used.cpus.sum() <= hosts[kind][0]
+        assert used.host_bytes.sum() <= hosts[kind][1]
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**32))
+def test_morphling_gives_guaranteed_jobs_at_least_the_speed_of_their_submitted_plan(
+    seed: int,
+) -> None:
+    snapshot = draw_plan_round(np.random.default_rng(seed))
+    typed = np.maximum(snapshot.jobs.requested_gpu_type, 0)
+    snapshot = replace(snapshot, jobs=replace(snapshot.jobs, requested_gpu_type=typed))
+    view = make_view(snapshot, Policy())
+    owed = request_rate(view.draft)
+
+    choice = make_scheduler("morphling").choose(view)
+
+    jobs = np.flatnonzero((choice >= 0) & snapshot.jobs.guaranteed & ~np.isnan(owed))
+    on_type = view.draft.gpu_type[choice[jobs]] == typed[jobs]
+    jobs = jobs[on_type]
+    assert (view.draft.rate[choice[jobs]] >= owed[jobs] * (1 - 1e-9)).all()

@@ -1,4 +1,4 @@
-"""Laws of promises and limits, on single rounds in any state and over many rounds."""
+"""Laws of promises, limits and reservations, on single rounds and over many rounds."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.answer.solution import SolveStatus
 from tessera.formulation.job.lifecycle import ACTIVE
+from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.statement import state_round
 from tessera.formulation.state.snapshot import STATES, Nodes, Snapshot
+from tessera.simulator.run import Decider, Result
+from tessera.simulator.scenario import Scenario
 from tessera.solvers.base import Budget
 from tessera.solvers.exact.answers import is_answer
 from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import (
     a_job,
@@ -36,8 +41,9 @@ from tests.support.driver import (
     with_avoided_nodes,
     with_quotas,
 )
-from tests.support.laws import examples
+from tests.support.laws import examples, scaled
 from tests.support.snapshots import snapshots
+from tests.support.worlds import COSTLY, a_scenario, an_arrival, simulate_scenario, some_specs
 
 LAW = examples(60)
 FEW = examples(25)
@@ -346,3 +352,93 @@ def test_no_job_starves_behind_a_stream_of_jobs_of_higher_value(seed: int, keeps
             return
         snapshot = the_next_round(snapshot, outcome, 100.0, some(round_number))
     raise AssertionError("the job still waits after eleven rounds")
+
+
+GPUS = 24
+RESERVATIONS = (
+    ReservationSpec(name="r", start_s=4000, end_s=8000, gpu_type="a100", gpus=10, tenant="a"),
+    ReservationSpec(name="m", start_s=6000.0, end_s=7000.0, nodes=("a100-1",), maintenance=True),
+    ReservationSpec(
+        name="n", start_s=5050.0, end_s=6550.0, nodes=("a100-0",), label_key="k", label_value="v"
+    ),
+)
+
+
+def a_random_scenario(seed: int) -> Scenario:
+    """Return jobs of two tenants on six nodes, under more load than these can bear."""
+    rng = np.random.default_rng(seed)
+    arrivals = [
+        an_arrival(
+            f"j{i}",
+            float(at_s),
+            iterations=int(rng.integers(2_000, 20_000)),
+            requested_gpus=int(rng.choice([1, 2, 4])),
+            tenant=str(rng.choice(["a", "b"])),
+            pinned=bool(rng.random() >= 0.8),
+            guaranteed=bool(rng.random() < 0.2),
+            labels={"k": "v"} if rng.random() < 0.3 else {},
+        )
+        for i, at_s in enumerate(np.sort(rng.uniform(0, 9_000, 40)))
+    ]
+    scenario = a_scenario(*arrivals, nodes=some_specs(("a100", 6, 4)))
+    return replace(scenario, reservations=RESERVATIONS)
+
+
+def find_trespasses(scenario: Scenario, result: Result) -> list[str]:
+    """Return the times at which jobs had GPUs that a window had for others."""
+    found = []
+    serves = [
+        {
+            j
+            for j, one in enumerate(scenario.arrivals)
+            if r.serves((one.spec.tenant,), one.spec.labels)
+        }
+        for r in RESERVATIONS
+    ]
+    moments = sorted({t for s in result.segments for t in (s.start_s, s.end_s)})
+    for at_s in moments:
+        now = [s for s in result.segments if s.start_s <= at_s < s.end_s]
+        away = sum(4 for r in RESERVATIONS if r.maintenance and r.start_s <= at_s < r.end_s)
+        for r, own in zip(RESERVATIONS, serves, strict=True):
+            if not r.start_s <= at_s < r.end_s:
+                continue
+            others = [s for s in now if s.job not in own]
+            used = sum(len(gpus) for s in others for _, gpus in s.members)
+            on = {result.nodes[node] for s in others for node, _ in s.members} & set(r.nodes)
+            if on or (r.gpus and used > GPUS - away - r.gpus):
+                found.append(f"{r.name} at {at_s}: {used} GPUs, {on}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RoundOptions(solver="greedy"),
+        RoundOptions(solver="cp-sat"),
+        RoundOptions(solver="pricing"),
+        RoundOptions(solver="greedy", keep_requests=False),
+        *(RoundOptions(scheduler=name) for name in ("fcfs", "gavel", "sia", "arena")),
+    ],
+    ids=lambda options: options.scheduler or f"{options.solver}{options.keep_requests}",
+)
+@pytest.mark.parametrize("seed", range(scaled(2)))
+def test_no_job_uses_gpus_during_a_window_that_does_not_serve_it(
+    seed: int, options: RoundOptions
+) -> None:
+    scenario = a_random_scenario(seed)
+    result = simulate_scenario(
+        scenario,
+        decide=Decider(options, work=0.02),
+        overheads=COSTLY,
+        on_events=True,
+        spacing_s=None if options.scheduler else 60.0,
+    )
+    assert result.refused == 0
+    assert find_trespasses(scenario, result) == []
+    assert np.isfinite(result.end_s).all()
+
+
+def test_rounds_without_the_reservations_would_use_the_gpus() -> None:
+    scenario = a_random_scenario(0)
+    result = simulate_scenario(replace(scenario, reservations=()), overheads=COSTLY)
+    assert find_trespasses(scenario, result)

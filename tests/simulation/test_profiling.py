@@ -172,21 +172,6 @@ def test_estimates_appear_type_by_type_as_tasks_end() -> None:
 
 
 @pytest.mark.parametrize("options", [ILP, FCFS])
-def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object) -> None:
-    """Job a is profiled and then trains from 600 s to 1600 s. Until then, b cannot be profiled."""
-    other = Workload(model="other", params="", global_batch=10)
-    scenario = a_scenario(
-        an_arrival("a"),
-        an_arrival("b", 700.0, workload=other),
-        nodes=ONE_GPU,
-        profiles=[a_profile(), a_profile(workload=other)],
-    )
-    result = simulate_scenario(scenario, options, overheads=PROFILED)  # type: ignore[arg-type]
-    assert task_spans(result) == [(0.0, 400.0, "finish"), (1800.0, 2200.0, "finish")]
-    assert spans(result) == [(600.0, 1600.0, "finish"), (2400.0, 3400.0, "finish")]
-
-
-@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_a_task_gives_way_to_a_job_of_value_and_goes_on_from_its_records(options: object) -> None:
     """The task of b begins at 900 s, and another job of a's model takes its GPU at 1200 s."""
     other = Workload(model="other", params="", global_batch=10)

@@ -58,13 +58,13 @@ def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
     )
 
 
-def sample_requests(cluster: str, job: str) -> dict[str, Message]:
+def sample_requests(cluster: str, job: str, node: str = "spare") -> dict[str, Message]:
     """Return a request for each method without streams, by path. No request stops the job."""
     place = cluster_name(cluster)
     jobs, estimates, scheduler = "Jobs", "Estimates", "Scheduler"
     job_name, topology = f"{place}/jobs/{job}", f"{place}/topology"
     gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
-    node = clusters_pb2.Node(name=f"{place}/nodes/spare", gpu_type=GPU_TYPE, gpus=1)
+    spare = clusters_pb2.Node(name=f"{place}/nodes/{node}", gpu_type=GPU_TYPE, gpus=1)
     tenant = tenants_pb2.Tenant(name=f"{place}/tenants/t", weight=1.0)
     heavier = what_if_pb2.JobChange(job=job_name, weight=2.0)
     change = what_if_pb2.HypotheticalChange(job_changed=heavier)
@@ -123,8 +123,8 @@ def sample_requests(cluster: str, job: str) -> dict[str, Message]:
         ),
         ("Clusters", "GetCluster"): clusters_pb2.GetClusterRequest(name=place),
         ("Clusters", "ListClusters"): clusters_pb2.ListClustersRequest(page_size=1000),
-        ("Clusters", "UpsertNodes"): clusters_pb2.UpsertNodesRequest(parent=place, nodes=[node]),
-        ("Clusters", "GetNode"): clusters_pb2.GetNodeRequest(name=node.name),
+        ("Clusters", "UpsertNodes"): clusters_pb2.UpsertNodesRequest(parent=place, nodes=[spare]),
+        ("Clusters", "GetNode"): clusters_pb2.GetNodeRequest(name=spare.name),
         ("Clusters", "ListNodes"): clusters_pb2.ListNodesRequest(parent=place, page_size=1000),
         ("Clusters", "CreateReservation"): reservations_pb2.CreateReservationRequest(
             parent=place,
@@ -146,9 +146,11 @@ def sample_requests(cluster: str, job: str) -> dict[str, Message]:
         ("Clusters", "DeleteReservations"): reservations_pb2.DeleteReservationsRequest(
             parent=place, names=[f"{place}/reservations/r"], allow_missing=True
         ),
-        ("Clusters", "DrainNodes"): clusters_pb2.DrainNodesRequest(parent=place, names=[node.name]),
+        ("Clusters", "DrainNodes"): clusters_pb2.DrainNodesRequest(
+            parent=place, names=[spare.name]
+        ),
         ("Clusters", "UndrainNodes"): clusters_pb2.UndrainNodesRequest(
-            parent=place, names=[node.name]
+            parent=place, names=[spare.name]
         ),
         # These requests do not affect the nodes, types and jobs of the agent, in whatever order
         # they arrive.
@@ -158,9 +160,9 @@ def sample_requests(cluster: str, job: str) -> dict[str, Message]:
         ("Clusters", "DeleteGpuTypes"): clusters_pb2.DeleteGpuTypesRequest(
             parent=place, gpu_types=[GPU_TYPE], validate_only=True
         ),
-        ("Clusters", "DeleteNode"): clusters_pb2.DeleteNodeRequest(name=node.name),
+        ("Clusters", "DeleteNode"): clusters_pb2.DeleteNodeRequest(name=spare.name),
         ("Clusters", "DeleteNodes"): clusters_pb2.DeleteNodesRequest(
-            parent=place, names=[node.name]
+            parent=place, names=[spare.name]
         ),
         (estimates, "DeleteCells"): estimates_pb2.DeleteCellsRequest(
             parent=place, workload=workload_on(1), validate_only=True

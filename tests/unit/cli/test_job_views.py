@@ -216,15 +216,6 @@ def test_a_job_shows_what_its_program_has_reported(details: Details) -> None:
         assert "last failure" not in details(a_running_job(training=training))
 
 
-def test_a_job_shows_its_array_and_the_jobs_that_it_waits_for(details: Details) -> None:
-    job = some_array_jobs("RRQQ")[0]
-    job.after.add(job="j/a", condition=jobs_pb2.Dependency.ENDED, state="running")
-    job.after.add(job="j/b", condition=jobs_pb2.Dependency.FAILED, met=True)
-    text = details(job)
-    assert "index 0 of sweep, 4 jobs" in text
-    assert "a must have ended (running); b must have failed (met)" in text
-
-
 def a_job_until_exit(done: float) -> jobs_pb2.Job:
     launch = launch_pb2.Launch(runtime="command", until_exit=True)
     return a_shown_job(state=jobs_pb2.SUCCEEDED, iterations_done=done, launch=launch)
@@ -275,23 +266,6 @@ def test_a_job_shows_what_was_stated_of_its_program(details: Details) -> None:
     assert "runtime replay" in bare
     for name in ("command", "env", "secrets", "starts in", "stall limit", "runs as"):
         assert name not in bare
-
-
-def test_a_deadline_is_shown_with_its_schedule_or_the_earliest_possible_one(
-    details: Details,
-) -> None:
-    cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
-    segments = [jobs_pb2.ScheduleSegment(start_time=NOW, end_time=later(600), cell=cell)]
-    text = details(a_shown_job(deadline=later(7200), admitted=True, schedule=segments))
-    assert "2027-01-15T10:00:00Z, promised (schedule below)" in text
-    assert text.endswith(
-        "START END FOR ON 2027-01-15T08:00:00Z 2027-01-15T08:10:00Z 10m 8 x a100, pp 2"
-    )
-    earliest = {"earliest_deadline": "2027-01-15T12:00:00Z"}
-    refused = jobs_pb2.Reason(code="DEADLINE_REFUSED", evidence=earliest)
-    text = details(a_shown_job(deadline=later(7200), reason=refused))
-    assert "10:00:00Z, refused; the earliest that could be met is 2027-01-15T12:00:00Z" in text
-    assert "10:00:00Z, not promised" in details(a_shown_job(deadline=later(7200)))
 
 
 def test_each_warning_is_printed_to_stderr_once(capsys: Capture) -> None:

@@ -383,17 +383,13 @@ def test_beside_counts_the_groups_on_the_same_nodes() -> None:
     [
         ("time_s", "", "time_s is empty"),
         ("time_s", "nan", "time_s must be positive and finite, not nan"),
-        ("time_s", "-1e-4", "time_s must be positive and finite, not -1e-4"),
         ("time_s", "0", "time_s must be positive"),
         ("time_s", "fast", "time_s must be a number, not 'fast'"),
-        ("bytes", "1e3", "bytes must be a whole number, not '1e3'"),
         ("bytes", "0", "bytes must be at least 1"),
         ("primitive", "broadcast", "unknown primitive 'broadcast'"),
         ("group_size", "4", "group_size 4 is not"),
-        ("group_nodes", "", "group_nodes is empty"),
         ("num_groups", "2", "2 such groups do not fit"),
         ("degenerate", "2", "degenerate must be"),
-        ("num_nodes", "0", "num_nodes must be at least 1"),
         ("spread", "wide", "spread must be a number"),
     ],
 )

@@ -422,9 +422,6 @@ def test_records_are_received_as_sent() -> None:
     [
         ({"layers": [{"forward_s": math.nan}]}, r"layers\[0\].forward_s"),
         ({"layers": [{"backward_s": -1.0}]}, r"layers\[0\].backward_s"),
-        ({"layers": [{"forward_s": math.inf}]}, r"layers\[0\].forward_s"),
-        ({"layers": [{"forward_s": 0.0}]}, r"layers\[0\].forward_s"),
-        ({"layers": [{"device_s": math.nan}]}, r"layers\[0\].device_s"),
         ({"layers": [{"method": "guess"}]}, r"layers\[0\].method"),
         ({"layers": [{"layers": 0}]}, r"layers\[0\].layers"),
         ({"layers": [{}, {}]}, r"layers\[1\]"),

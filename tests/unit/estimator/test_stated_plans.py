@@ -270,11 +270,6 @@ def test_a_field_is_read_as_its_runtime_means_it(text: str, field: str, value: o
             "--optimizer-offload-fraction",
             "1.0",
         ),
-        (
-            "--num-distributed-optimizer-instances 2",
-            "--num-distributed-optimizer-instances",
-            "must be 1",
-        ),
     ],
 )
 def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(

@@ -155,7 +155,6 @@ def test_assumptions_are_reported() -> None:
             "kind: must be given; choose from clos, double-sided, torus, lingjun, explicit, columns",
         ),
         ({"kind": "clo"}, "kind: unknown kind 'clo'; did you mean 'clos'?"),
-        ({"kind": ["clos"]}, "kind: unknown kind a list"),
         (
             change_document(TESTBED, tor=6),
             "unknown key 'tor'; did you mean 'tors'?; allowed: kind, adaptive",
@@ -165,7 +164,6 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, aggregations=0),
             "aggregations: must be a whole number from 1 to 100,000, not 0",
         ),
-        (change_document(TESTBED, aggregations=True), "aggregations: must be a whole number"),
         (
             change_document(TESTBED, hosts_per_tor=2),
             "tors, hosts_per_tor: give exactly one of them",
@@ -178,8 +176,6 @@ def test_assumptions_are_reported() -> None:
             ),
             "hosts: has more than 100,000 hosts; there must be 1 to 100,000",
         ),
-        (change_document(TESTBED, hosts="a"), "hosts: must be a list, not 'a'"),
-        (change_document(TESTBED, hosts=["a", 1.5]), "hosts[1]: must be a text, not 1.5"),
         (change_document(TESTBED, hosts=["a", "a"]), "hosts: must have unique names; a repeat"),
         (
             change_document(TESTBED, hosts=[{"name": "a", "count": 2}]),
@@ -189,7 +185,6 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, tor_bytes_per_s=1e5),
             "must be a number of bytes/s from 1e6 to 1e14",
         ),
-        (change_document(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
         (
             change_document(TESTBED, tor_bytes_per_s="fast"),
             "or a text such as 200 Gb/s or 25 GB/s, not 'fast'",
@@ -203,35 +198,19 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, host="a10"),
             "host: must be one of a100, pcie, not 'a10'; did you mean 'a100'?",
         ),
-        (change_document(TESTBED, host=7), "host: must be a mapping"),
-        (
-            change_document(TESTBED, host={"like": "a100", "gpus": 65}),
-            "host.gpus: must be a whole number from 1",
-        ),
         (
             change_document(TESTBED, host={"gpus": 1, "nics": 1}),
             "host: needs the key 'pcie_switches'",
-        ),
-        (
-            change_document(TESTBED, host={"like": "a100", "nic_bytes_per_s": 0}),
-            "host.nic_bytes_per_s: must be",
         ),
         (
             change_document(TESTBED, host={"like": "a100", "gpu_pcie": [0]}),
             "host.gpu_pcie: must name a PCIe switch",
         ),
         (change_document(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, but there are 12 hosts"),
-        (change_document(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
         (change_document(SIDES, tors=5), "tors: is 5; it must be a multiple of 2 x 2"),
-        (change_document(SIDES, cores=33), "cores: is 33; it must be a multiple"),
-        (change_document(LINGJUN, ports_per_nic=None), "needs the key 'ports_per_nic'"),
         (
             change_document(LINGJUN, rows=[["a", "b"]]),
             "rows[0]: has 2 values; it must be [host, dsw, psw, asw]",
-        ),
-        (
-            change_document(LINGJUN, rows=[["a", "b", "", "c"]]),
-            "rows[0][2]: must be a text, not ''",
         ),
         (
             change_document(OWN, switches=[{"name": "x", "tier": "tr"}]),
@@ -249,13 +228,6 @@ def test_assumptions_are_reported() -> None:
             change_document(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]),
             "joins a vertex to it",
         ),
-        (
-            change_document(
-                OWN, links=[{"from": "left", "to": "right", "bytes_per_s": 1e9, "speed": 1}]
-            ),
-            "links[0]: unknown key 'speed'",
-        ),
-        (change_document(OWN, links={}), "links: must be a list, not a mapping"),
     ],
 )
 def test_a_mistake_is_reported_with_its_location_and_the_allowed_values(

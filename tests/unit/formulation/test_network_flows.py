@@ -478,12 +478,9 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
     ("build", "says"),
     [
         (lambda: a_clos(tors=0), "tors: is 0; it must be at least 1"),
-        (lambda: a_clos(cables=0), "cables: is 0"),
         (lambda: a_clos(tor_bytes_per_s=0.0), "of tor-0 > agg-0 is 0.0; it must be above 0"),
-        (lambda: a_clos(tor_bytes_per_s=float("nan")), "links.bytes_per_s"),
         (lambda: a_clos(tor_delay_s=-1.0), "links.delay_s"),
         (lambda: a_double_sided(tors=3), "tors: is 3; it must be a multiple of 2 x 1"),
-        (lambda: a_double_sided(tors=1), "tors: is 1"),
         (
             lambda: a_double_sided(aggregations=3),
             "aggregations: is 3; it must be a multiple of 2, the number of pods",
@@ -493,13 +490,11 @@ def test_a_wrong_line_of_a_lingjun_file_is_named(content: str, says: str) -> Non
             "cores: is 5; it must be a multiple of 2, the number of aggregation",
         ),
         (lambda: a_torus(4), "sizes: must be 2 or 3 whole numbers"),
-        (lambda: a_torus(0, 4), "sizes: must be 2 or 3 whole numbers"),
         (
             lambda: a_lingjun([("a", "d", "p", "s"), ("b", "e", "p", "s")]),
             "rows: b: psw p is under dsw e",
         ),
         (lambda: a_lingjun([("a", "d", "p", "s")] * 2), "hosts: must have unique names; a repeat"),
-        (lambda: a_shape(nics=0), "nics: is 0; it must be at least 1"),
         (
             lambda: a_shape(gpu_pcie=(0, 1)),
             "gpu_pcie: must name a PCIe switch, 0 to 0, for each of the 2",

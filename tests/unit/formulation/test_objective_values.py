@@ -29,25 +29,6 @@ def test_the_jct_value_is_how_often_the_horizon_would_finish_the_job() -> None:
     assert values_of(draft, "jct")[1] == 1.44
 
 
-def test_jct_prefers_weight_over_remaining_time() -> None:
-    """Smith's rule: 3/300 comes before 5/600, which comes before 1/150."""
-    work = ((3.0, 120.0), (5.0, 240.0), (1.0, 60.0))
-    jobs = [a_job(f"j{i}", weight=w, iterations_left=n * 2) for i, (w, n) in enumerate(work)]
-    draft = a_draft(*[j | {"requested_gpus": 2} for j in jobs], policy=Policy(round_s=1.0))
-    at_request = values_of(draft, "jct")[1::4]
-    assert sorted(range(3), key=lambda j: -at_request[j]) == [0, 1, 2]
-
-
-@pytest.mark.parametrize(("name", "share"), [("balanced", 0.5), ("balanced:0.25", 0.25)])
-def test_balanced_is_the_geometric_mean_of_throughput_and_jct(name: str, share: float) -> None:
-    job = a_running_job(iterations_left=1000.0, restart_s=250.0, weight=2.0)
-    throughput, jct, both = (
-        values_of(a_draft(job, gangs=GANG), one) for one in ("throughput", "jct", name)
-    )
-    means = [a ** (1 - share) * b**share for a, b in zip(throughput, jct, strict=True)]
-    assert both == pytest.approx(means, rel=1e-5)
-
-
 @pytest.mark.parametrize("iterations_left", [0.0, 10.0, 75.0])
 def test_the_jct_value_stops_growing_once_one_gpu_would_finish_the_job_in_the_round(
     iterations_left: float,
@@ -55,14 +36,6 @@ def test_the_jct_value_stops_growing_once_one_gpu_would_finish_the_job_in_the_ro
     """At 64 samples/s on one GPU, 75 iterations of 256 samples take a round of 300 s."""
     draft = a_draft(a_job("j", requested_gpus=2, iterations_left=iterations_left))
     assert values_of(draft, "jct")[1] == pytest.approx(12.0 * 1.6)  # an hour has 12 rounds of 300 s
-
-
-def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
-    job = a_running_job(iterations_left=1000.0, restart_s=250.0)
-    draft = a_draft(job, gangs=GANG)
-    assert draft.current.tolist() == [1]
-    expected = [round(3600 * r / 256_000 * (1 if r == 102.4 else 1 - 250 / 1600), 6) for r in RATES]
-    assert values_of(draft, "jct") == expected
 
 
 # --- cost
@@ -78,11 +51,6 @@ def test_cost_may_be_in_watts() -> None:
     draft = a_draft(a_job("j", requested_gpus=2), policy=Policy(cost_of="watts"))
     assert values_of(draft, "cost") == [-0.7, -1.4, -2.8, -0.6]
     assert column_values(draft, "cost").unit == "kW"
-
-
-def test_a_start_adds_its_restart_share_to_the_cost() -> None:
-    draft = a_draft(a_running_job(restart_s=360.0), gangs=GANG)
-    assert values_of(draft, "cost") == [-3.3, -6.0, -13.2, -2.2]
 
 
 def test_cost_alone_is_least_among_solutions_that_run_the_greatest_weight() -> None:

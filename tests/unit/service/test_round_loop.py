@@ -33,7 +33,6 @@ from tessera.service.server.rounds import deciding
 from tessera.service.server.rounds.cluster_task import ClusterTask
 from tessera.service.server.rounds.loop import RoundLoop
 from tessera.service.server.tasks.calls import Calls
-from tessera.service.server.tasks.purger import ClusterPurger
 from tessera.solvers import registry
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
@@ -384,34 +383,6 @@ async def test_state_of_a_deleted_cluster_is_dropped() -> None:
     async with a_task(LeaseStore(), Visits(), forget=dropped.append) as task:
         await task.look({"gone"})
     assert dropped == ["gone"]
-
-
-async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left() -> None:
-    calls = Calls(1, "test")
-
-    class GraveyardStore(StoreDouble):
-        left = 3
-        failed = False
-
-        def purge_batch(self) -> bool:
-            if not self.failed:
-                self.failed = True
-                raise Unavailable("the database is away")
-            self.left = max(0, self.left - 1)  # a late wake-up purges once more
-            return self.left > 0
-
-    store: Any = GraveyardStore()
-    purger = ClusterPurger(store, calls)
-    purger.start()
-    async with asyncio.timeout(PATIENCE_S):
-        while not store.failed:
-            await asyncio.sleep(0.001)
-        while store.left > 0:  # a failed purge is repeated
-            purger.wake("c")
-            await asyncio.sleep(0.001)
-    await purger.stop()
-    await calls.close()
-    assert store.left == 0
 
 
 FOREVER = Budget(remaining_s=lambda: math.inf)

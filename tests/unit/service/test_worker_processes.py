@@ -1,4 +1,4 @@
-"""Worker processes and their channels."""
+"""Worker processes, their channels, and work in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tessera.formulation.records.rounds import RoundCommit
 from tessera.formulation.records.store import Request
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.profiling.task import channel_settings
+from tessera.service.server.rounds.background import run_in_process
 from tessera.service.server.rounds.loop import RoundLoop
 from tessera.service.server.rounds.worker import SolveProcesses
 from tessera.service.server.settings.config import Config
@@ -273,3 +274,22 @@ def test_a_task_shows_the_files_of_its_agent() -> None:
 
 def test_a_task_of_an_agent_without_tls_sends_plain_text() -> None:
     assert channel_settings({}) == PLAIN_TEXT
+
+
+def divide_by(divisor: int) -> float:
+    return 1 / divisor
+
+
+def die(code: int) -> None:
+    os._exit(code)
+
+
+@pytest.mark.parametrize(
+    ("work", "order", "error"),
+    [(divide_by, 0, "ZeroDivisionError: division by zero"), (die, 7, "exit code 7")],
+)
+def test_a_failure_in_the_process_is_an_error_that_says_why(
+    work: Callable[[int], object], order: int, error: str
+) -> None:
+    with pytest.raises(Unavailable, match=error):
+        run_in_process(work, order, lambda: False, name="test")

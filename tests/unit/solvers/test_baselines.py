@@ -23,7 +23,7 @@ from tessera.formulation.round.problem import Problem
 from tessera.formulation.round.statement import build_problem, state_round
 from tessera.solvers import registry
 from tessera.solvers.base import Budget
-from tessera.solvers.exact.answers import make_solution, objective_of, without_answer
+from tessera.solvers.exact.answers import objective_of
 from tessera.solvers.exact.baselines.pop import Pop, part_of
 from tessera.solvers.exact.baselines.stock import StockCpSat
 from tests.support import problems as support
@@ -109,36 +109,6 @@ def test_the_dynamic_program_agrees_with_enumeration(seed: int) -> None:
     problem = draw_problem(np.random.default_rng([seed, 9]), "small")
 
     assert dynamic_optimum(problem) == support.brute_force(problem)
-
-
-def test_the_dynamic_program_counts_waiting_jobs() -> None:
-    jobs = support.a_problem([[(-5, {0: 1})], [(-2, {0: 1})]], [2, 1])
-    both_count = replace(
-        jobs,
-        idle_start=np.array([0, 1, 2]),
-        idle_row=np.array([1, 1]),
-        idle_amount=np.ones(2, np.int64),
-    )
-
-    assert dynamic_optimum(jobs) == 0
-    assert dynamic_optimum(both_count) == -2
-
-
-def test_wrong_answers_are_detected() -> None:
-    problem = support.a_problem([[(5, {0: 3})], [(4, {0: 3})]], [3])
-    right = make_solution(problem, np.array([0, -1]), bound=5, solver="me")
-    second = make_solution(problem, np.array([-1, 1]), bound=5, solver="me")
-
-    assert answer_faults(problem, right, 5) == []
-    assert answer_faults(problem, second, 5) == []
-    assert answer_faults(problem, replace(second, bound=4.0), 5) == ["wrong_bounds"]
-    assert "wrong_proofs" in answer_faults(problem, replace(second, status=SolveStatus.OPTIMAL), 5)
-    both = replace(right, choice=np.array([0, 1]), objective=9, bound=9.0)
-    assert {"violations", "wrong_bounds"} <= set(answer_faults(problem, both, 5))
-    none = without_answer(problem, SolveStatus.INFEASIBLE, solver="me")
-    assert answer_faults(problem, none, 5) == ["wrong_proofs"]
-    assert answer_faults(problem, none, None) == []
-    assert answer_faults(problem, right, None) == ["wrong_proofs"]
 
 
 # the benchmark's verdicts on a baseline

@@ -79,15 +79,6 @@ def test_a_must_run_job_that_fits_nowhere_is_proven_infeasible(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_must_run_jobs_that_do_not_fit_together_are_proven_infeasible(name: str) -> None:
-    # the LP is feasible (three halves of 3 in 5), the integer program is not
-    problem = a_problem([[(5, {0: 3}), (5, {1: 3})]] * 3, [5, 4], must_run=[0, 1, 2])
-    assert registry.make_solver(name).solve(problem, ALWAYS).status is SolveStatus.INFEASIBLE
-    assert Greedy().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
-    assert Relaxation().solve(problem, ALWAYS).status is SolveStatus.UNKNOWN
-
-
-@pytest.mark.parametrize("name", EXACT)
 def test_an_expired_budget_still_runs_jobs(name: str) -> None:
     problem = a_problem([[(60, {0: 5})], [(50, {0: 5})], [(99, {0: 8})]], [10])
     solution = registry.make_solver(name).solve(problem, EXPIRED)
