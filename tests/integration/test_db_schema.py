@@ -239,7 +239,7 @@ def test_an_ended_job_cannot_own_gpus(running: Database) -> None:
         ("nodes SET gpus = 65", "ck_nodes_gpus"),
         ("gpu_types SET memory_bytes = 0", "ck_gpu_types_memory"),
         ("gpu_types SET watts = 'NaN'", "ck_gpu_types_watts"),
-        ("jobs SET pinned_gpu_type = true", "ck_jobs_pinned_type"),
+        ("jobs SET pinned_gpu_type = true", "ck_jobs_pinned_gpu_type"),
         ("jobs SET min_gpus = requested_gpus + 1", "ck_jobs_gpu_bounds"),
         ("jobs SET requested_gpus = 2, max_gpus = 1", "ck_jobs_gpu_bounds"),
         ("jobs SET since_at = NULL WHERE name = 'a'", "ck_jobs_since"),

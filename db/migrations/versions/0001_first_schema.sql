@@ -595,7 +595,7 @@ CREATE TABLE jobs (
     array_id bigint CONSTRAINT fk_jobs_array_id REFERENCES job_arrays,
     array_index bigint,
     CONSTRAINT uq_jobs_cluster_id_name UNIQUE (cluster_id, name),
-    CONSTRAINT ck_jobs_allowed_types CHECK (jsonb_typeof(allowed_gpu_types) = 'array'),
+    CONSTRAINT ck_jobs_allowed_gpu_types CHECK (jsonb_typeof(allowed_gpu_types) = 'array'),
     CONSTRAINT ck_jobs_array CHECK ((array_id IS NULL) = (array_index IS NULL)),
     CONSTRAINT ck_jobs_back_off CHECK (failures >= 0),
     CONSTRAINT ck_jobs_cell
@@ -912,7 +912,7 @@ BEGIN
     SELECT n.name, coalesce(n.cpus, n.reported_cpus) AS cpus,
         coalesce(n.host_bytes, n.reported_host_bytes) AS host_bytes
     INTO has FROM nodes n WHERE n.id = node FOR NO KEY UPDATE;
-    -- A job's share is that of its GPUs here, rounded up, as in formulation.demand. Whole parts and
+    -- A job's share is that of its GPUs here, rounded up, as in formulation.state.demand. Whole parts and
     -- the rest are multiplied separately, so that nothing overflows.
     SELECT coalesce(sum(cell_cpus / cell_gpus * gpus
             + (cell_cpus % cell_gpus * gpus + cell_gpus - 1) / cell_gpus), 0) AS cpus,
