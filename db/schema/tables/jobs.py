@@ -198,7 +198,7 @@ sa.Index(
     postgresql_where=sa.text("cell_plan_id IS NOT NULL"),
 )
 sa.Index(
-    "ix_jobs_stated_plan_id",
+    "ix_jobs_plan_id",
     jobs.c.plan_id,
     postgresql_where=sa.text("plan_id IS NOT NULL"),
 )
