@@ -36,9 +36,9 @@ from tessera.formulation.state.last_round import (
     ScheduleSegments,
 )
 from tessera.formulation.state.network_facts import (
-    NO_TRAFFIC_MEASUREMENTS,
     NO_NETWORK_PLAN,
     NO_TRAFFIC,
+    NO_TRAFFIC_MEASUREMENTS,
     StandingNetworkPlan,
     TrafficMeasurements,
     Traffics,
