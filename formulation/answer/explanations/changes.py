@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tessera.formulation.base.texts import Name, Text
+
 
 class ChangeKind(StrEnum):
     """The kind of a change, a stable code. ``subject`` and ``amount`` of the change depend on it."""
@@ -71,17 +73,37 @@ _OF_OPERATOR: Final = frozenset(
     }
 )
 _OF_TIME: Final = frozenset({ChangeKind.END, ChangeKind.WAIT})
+_OF_NAMES: Final = frozenset(
+    {
+        ChangeKind.QUOTA,
+        ChangeKind.BORROW,
+        ChangeKind.LEND,
+        ChangeKind.TENANT_WEIGHT,
+        ChangeKind.END,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change. ``before`` is the present amount, or NaN if the kind has no amount."""
+    """One change. ``before`` is the present amount, or NaN if the kind has no amount.
+
+    ``tenant`` is the tenant of the job that is the subject. It is "" for other subjects.
+    """
 
     kind: ChangeKind
     subject: str = ""
     amount: float = 0.0
     size: float = 0.0
     before: float = float("nan")
+    tenant: str = ""
+
+    @property
+    def named_subject(self) -> Text:
+        """Return the subject, which is a name if it is a tenant or a job."""
+        if self.kind not in _OF_NAMES:
+            return self.subject
+        return Name(self.subject, self.tenant or self.subject.partition("/")[0])
 
     @property
     def actor(self) -> Actor:

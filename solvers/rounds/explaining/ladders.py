@@ -48,14 +48,14 @@ MAX_JOBS_ENDED: Final = 6
 class Situation:
     """The facts that ladders are made from.
 
-    ``rivals`` are jobs with GPUs after the round, by name, first those that displaced the job.
+    ``rivals`` are jobs with GPUs after the round, first those that displaced the job.
     """
 
     snapshot: Snapshot
     options: RoundOptions
     job: int
     outcome: RoundOutcome
-    rivals: Sequence[str] = ()
+    rivals: Sequence[int] = ()
 
     @property
     def line(self) -> tuple[str, ...]:
@@ -375,7 +375,11 @@ def _policies(s: Situation) -> Ladders:
 
 
 def _ends(s: Situation) -> Ladders:
-    jobs = [Change(kind=ChangeKind.END, subject=name) for name in s.rivals[:MAX_JOBS_ENDED]]
+    name, tenant = s.snapshot.jobs.name, s.snapshot.jobs.tenant
+    jobs = [
+        Change(kind=ChangeKind.END, subject=name[rival], tenant=tenant[rival])
+        for rival in s.rivals[:MAX_JOBS_ENDED]
+    ]
     for job in jobs:
         yield [(job,)]
     yield [tuple(jobs[:count]) for count in range(2, len(jobs) + 1)]
