@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tessera.db.base.documents import dump_json, reason_from, reason_plain
 from tessera.formulation.answer.explanations.records import Explanation
 from tessera.formulation.answer.placement import Gang
-from tessera.formulation.base.texts import OTHERS, NamingText, Text, fill, join, render
+from tessera.formulation.base.texts import OTHERS, NamingText, SeesTenant, Text, fill, join, render
 from tessera.formulation.job.dependencies import (
     Condition,
     DependencyRecord,
@@ -24,16 +24,19 @@ from tessera.formulation.job.dependencies import (
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.records.explanations import JobExplanation
+from tessera.formulation.records.jobs import JobEventRecord
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.server.convert.explanations import of_explanation
-from tessera.service.server.convert.jobs import of_reason
+from tessera.service.server.convert.jobs import of_event, of_job, of_reason
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.v1 import jobs_pb2
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import with_quotas
+from tests.support.job_records import a_job_record
 from tests.support.laws import examples
 
 LAW = examples(20)
@@ -164,6 +167,24 @@ def test_a_reason_to_wait_names_only_jobs_that_the_caller_sees(
         assert OTHERS in shown.message
         assert pair[1] in of_reason("c", reason, 1, sees_all).message
         check_kept(reason)
+
+
+@LAW
+@given(pairs)
+def test_a_job_and_its_history_name_no_job_of_others(pair: list[str]) -> None:
+    def shown(tenant: str, job: str, sees: SeesTenant) -> tuple[jobs_pb2.Job, jobs_pb2.JobEvent]:
+        on = DependencyRecord(job=job, condition=Condition.FAILED, tenant=tenant, met=False)
+        reason = broken_reason(job, tenant, Condition.FAILED)
+        record = a_job_record(state=JobState.REJECTED, dependencies=(on,), reason=reason)
+        event = JobEventRecord(
+            at_s=0.0, event="reject", state=JobState.REJECTED, detail=reason.message
+        )
+        return of_job(record, sees), of_event(event, sees)
+
+    assert shown(*pair, sees_mine) == shown("others", "rival", sees_mine)
+    job, event = shown(*pair, sees_all)
+    assert job.after[0].job.endswith(f"/{pair[1]}")
+    assert job.last_error == job.reason.message == event.detail
 
 
 def check_kept(reason: Reason) -> None:

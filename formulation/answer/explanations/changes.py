@@ -73,22 +73,13 @@ _OF_OPERATOR: Final = frozenset(
     }
 )
 _OF_TIME: Final = frozenset({ChangeKind.END, ChangeKind.WAIT})
-_OF_NAMES: Final = frozenset(
-    {
-        ChangeKind.QUOTA,
-        ChangeKind.BORROW,
-        ChangeKind.LEND,
-        ChangeKind.TENANT_WEIGHT,
-        ChangeKind.END,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change. ``before`` is the present amount, or NaN if the kind has no amount.
 
-    ``tenant`` is the tenant of the job that is the subject. It is "" for other subjects.
+    ``tenant`` is the tenant that the subject is, or belongs to. None if it belongs to none.
     """
 
     kind: ChangeKind
@@ -96,14 +87,12 @@ class Change:
     amount: float = 0.0
     size: float = 0.0
     before: float = float("nan")
-    tenant: str = ""
+    tenant: str | None = None
 
     @property
     def named_subject(self) -> Text:
-        """Return the subject, which is a name if it is a tenant or a job."""
-        if self.kind not in _OF_NAMES:
-            return self.subject
-        return Name(self.subject, self.tenant or self.subject.partition("/")[0])
+        """Return the subject as it is in texts."""
+        return self.subject if self.tenant is None else Name(self.subject, self.tenant)
 
     @property
     def actor(self) -> Actor:

@@ -13,7 +13,6 @@ from tessera.formulation.base import limits
 from tessera.formulation.base.access import Identity
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell
-from tessera.formulation.job.reasons import Reason
 from tessera.formulation.records.what_if import (
     ClusterOutlook,
     HoursDifference,
@@ -203,7 +202,9 @@ def _of_outlook(cluster: str, found: JobOutlook | None, identity: Identity) -> p
         kind=found.kind,
         cell=_of_cell(found.cell),
         rate=found.rate,
-        reason=_of_reason(cluster, found.reason, identity),
+        reason=None
+        if found.reason is None
+        else convert_jobs.of_reason(cluster, found.reason, 0, identity.sees_tenant),
     )
 
 
@@ -265,13 +266,10 @@ def _of_offer(cluster: str, found: JobOffer, identity: Identity) -> pb.JobOffer:
         stopped=stopped,
         slowed=slowed,
         other_losers=len(found.stopped) + len(found.slowed) - len(stopped) - len(slowed),
-        reason=_of_reason(cluster, found.reason, identity),
+        reason=None
+        if found.reason is None
+        else convert_jobs.of_reason(cluster, found.reason, 0, identity.sees_tenant),
     )
-
-
-def _of_reason(cluster: str, found: Reason | None, identity: Identity) -> jobs_pb2.Reason | None:
-    sees = identity.sees_tenant
-    return None if found is None else convert_jobs.of_reason(cluster, found, 0, sees)
 
 
 def _known(value: float) -> float | None:
