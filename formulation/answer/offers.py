@@ -268,13 +268,15 @@ class _Limits:
         least = min(
             self.problem.usage_of(column).get(row, 0) for column in self.problem.columns_of(job)
         )
-        planned = limit.kind is RowKind.RESERVED  # those of a type have several rows
+        subject = _subject_of(limit)
+        if limit.kind is RowKind.RESERVED:  # planned starts of a type have several rows
+            subject = limit.subject.partition("/")[0]
         return Reason(
             code=code,
             next_step=(once_free if least <= limit.capacity else "") + next_step,
             message=fill(
                 message,
-                what=limit.subject.partition("/")[0] if planned else _subject_of(limit),
+                what=subject,
                 capacity=limit.capacity,
                 free=free,
                 amount=amount,

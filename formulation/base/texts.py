@@ -1,4 +1,4 @@
-"""Texts that name tenants and what is theirs, and what a caller may read of them."""
+"""Texts that name tenants and their jobs, and the part of them that a caller may read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final
 
-OTHERS: Final = "(another tenant)"
+HIDDEN_NAME: Final = "(another tenant)"
 """The words in place of a name that a caller may not read."""
 
 
@@ -61,10 +61,10 @@ def join(separator: str, texts: Sequence[Text]) -> Text:
     return _text_of(parts[1:])
 
 
-def render(text: Text, sees: SeesTenant) -> str:
+def render(text: Text, sees_tenant: SeesTenant) -> str:
     """Return a text for a caller that sees some tenants, with other words for names of others."""
     return "".join(
-        part if isinstance(part, str) else part.text if sees(part.tenant) else OTHERS
+        part if isinstance(part, str) else part.text if sees_tenant(part.tenant) else HIDDEN_NAME
         for part in _parts(text)
     )
 

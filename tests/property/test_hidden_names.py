@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from tessera.db.base.documents import dump_json, reason_from, reason_plain
 from tessera.formulation.answer.explanations.records import Explanation
 from tessera.formulation.answer.placement import Gang
-from tessera.formulation.base.texts import OTHERS, NamingText, SeesTenant, Text, fill, join, render
+from tessera.formulation.base.texts import (
+    HIDDEN_NAME,
+    NamingText,
+    SeesTenant,
+    Text,
+    fill,
+    join,
+    render,
+)
 from tessera.formulation.job.dependencies import (
     Condition,
     DependencyRecord,
@@ -42,7 +50,20 @@ from tests.support.laws import examples
 LAW = examples(20)
 OPTIONS = RoundOptions(objective="throughput")
 
-WORDS = ["job", "the", "is", "a", "wait", "quota", "mine-2", "min", "{job}", "{0}", OTHERS, "GPUs."]
+WORDS = [
+    "job",
+    "the",
+    "is",
+    "a",
+    "wait",
+    "quota",
+    "mine-2",
+    "min",
+    "{job}",
+    "{0}",
+    HIDDEN_NAME,
+    "GPUs.",
+]
 """Names that are words of sentences, or parts or templates of such."""
 
 names = (
@@ -64,7 +85,7 @@ def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
     return plan_round(snapshot, options, make_solver(), Budget(remaining_s=lambda: math.inf))
 
 
-def renamed(snapshot: Snapshot, new: Mapping[str, str]) -> Snapshot:
+def rename(snapshot: Snapshot, new: Mapping[str, str]) -> Snapshot:
     """Return a snapshot in which tenants and jobs have other names."""
     jobs, tenants = snapshot.jobs, snapshot.tenants
     return replace(
@@ -120,6 +141,13 @@ def new_rival() -> Snapshot:
     )
 
 
+def show(explanation: Explanation, sees_tenant: SeesTenant) -> jobs_pb2.ExplainJobResponse:
+    record = JobExplanation(
+        number=1, created_s=0.0, kind="wait", explanation=explanation, history=()
+    )
+    return of_explanation("c", "j", record, sees_tenant)
+
+
 CASES = {
     ReasonCode.QUOTA_SPENT: kept_quota(),
     ReasonCode.OUTPRICED: strong_rival(),
@@ -134,19 +162,14 @@ def test_an_explanation_is_the_same_whatever_other_tenants_and_their_jobs_are_ca
     code: ReasonCode, pair: list[str]
 ) -> None:
     tenant, job = pair
-    plain = explain(CASES[code])
-    other = explain(renamed(CASES[code], {"others": tenant, "rival": job}))
-    assert plain.reason.code is code
-    found = [
-        JobExplanation(number=1, created_s=0.0, kind="wait", explanation=one, history=())
-        for one in (plain, other)
-    ]
-    hidden = [of_explanation("c", "j", one, sees_mine) for one in found]
-    assert hidden[0] == hidden[1]
-    whole = of_explanation("c", "j", found[1], sees_all)
-    assert whole.reason.next_step == str(other.reason.next_step)
-    assert any(name in str(step.message) for name in pair for step in other.steps)
-    check_kept(other.reason)
+    explanation = explain(CASES[code])
+    assert explanation.reason.code is code
+    renamed_explanation = explain(rename(CASES[code], {"others": tenant, "rival": job}))
+    assert show(renamed_explanation, sees_mine) == show(explanation, sees_mine)
+    message = show(renamed_explanation, sees_all)
+    assert message.reason.next_step == str(renamed_explanation.reason.next_step)
+    assert any(name in step.message for name in pair for step in message.steps)
+    check_kept(renamed_explanation.reason)
 
 
 @LAW
@@ -156,15 +179,15 @@ def test_a_reason_to_wait_names_only_jobs_that_the_caller_sees(
 ) -> None:
     def reasons(tenant: str, job: str) -> list[Reason]:
         unmet = [
-            DependencyRecord(job=name, condition=condition, tenant=of, met=False, state=state)
-            for name, of in ((job, tenant), ("j", "mine"))
+            DependencyRecord(job=name, condition=condition, tenant=owner, met=False, state=state)
+            for name, owner in ((job, tenant), ("j", "mine"))
         ]
         return [waiting_reason(unmet, 9), broken_reason(job, tenant, condition)]
 
-    for reason, other in zip(reasons(*pair), reasons("others", "rival"), strict=True):
-        shown = of_reason("c", reason, 1, sees_mine)
-        assert shown == of_reason("c", other, 1, sees_mine)
-        assert OTHERS in shown.message
+    for reason, rival_reason in zip(reasons(*pair), reasons("others", "rival"), strict=True):
+        message = of_reason("c", reason, 1, sees_mine)
+        assert message == of_reason("c", rival_reason, 1, sees_mine)
+        assert HIDDEN_NAME in message.message
         assert pair[1] in of_reason("c", reason, 1, sees_all).message
         check_kept(reason)
 
@@ -172,31 +195,34 @@ def test_a_reason_to_wait_names_only_jobs_that_the_caller_sees(
 @LAW
 @given(pairs)
 def test_a_job_and_its_history_name_no_job_of_others(pair: list[str]) -> None:
-    def shown(tenant: str, job: str, sees: SeesTenant) -> tuple[jobs_pb2.Job, jobs_pb2.JobEvent]:
-        on = DependencyRecord(job=job, condition=Condition.FAILED, tenant=tenant, met=False)
+    def show_job(
+        pair: Sequence[str], sees_tenant: SeesTenant
+    ) -> tuple[jobs_pb2.Job, jobs_pb2.JobEvent]:
+        tenant, job = pair
+        dependency = DependencyRecord(job=job, condition=Condition.FAILED, tenant=tenant, met=False)
         reason = broken_reason(job, tenant, Condition.FAILED)
-        record = a_job_record(state=JobState.REJECTED, dependencies=(on,), reason=reason)
+        record = a_job_record(state=JobState.REJECTED, dependencies=(dependency,), reason=reason)
         event = JobEventRecord(
             at_s=0.0, event="reject", state=JobState.REJECTED, detail=reason.message
         )
-        return of_job(record, sees), of_event(event, sees)
+        return of_job(record, sees_tenant), of_event(event, sees_tenant)
 
-    assert shown(*pair, sees_mine) == shown("others", "rival", sees_mine)
-    job, event = shown(*pair, sees_all)
+    assert show_job(pair, sees_mine) == show_job(("others", "rival"), sees_mine)
+    job, event = show_job(pair, sees_all)
     assert job.after[0].job.endswith(f"/{pair[1]}")
     assert job.last_error == job.reason.message == event.detail
 
 
 def check_kept(reason: Reason) -> None:
-    """Check that a stored reason is read as it was, with what is a name."""
+    """Check that a stored reason is read as it was, with its names."""
     assert reason_from(json.loads(dump_json(reason_plain(reason)))) == reason
 
 
-def test_texts_are_joined_and_filled_with_what_is_a_name() -> None:
+def test_texts_are_joined_and_filled_with_names() -> None:
     name = broken_reason("b", "t", Condition.ENDED).evidence[0][0]
     text: Text = fill("{who} has {share:.1f} of {{all}}", who=join(" and ", ("a", name)), share=0.5)
     assert isinstance(text, NamingText)
     assert str(text) == "a and b has 0.5 of {all}"
-    assert render(text, sees_mine) == f"a and {OTHERS} has 0.5 of {{all}}"
+    assert render(text, sees_mine) == f"a and {HIDDEN_NAME} has 0.5 of {{all}}"
     assert fill("{a} x {b}", a=2, b="a40") == "2 x a40"
     assert join(", ", ()) == ""

@@ -202,8 +202,8 @@ def _losses(effects: Sequence[Effect]) -> Iterator[Text]:
     if stops:
         yield fill("{jobs} would wait", jobs=join_names(stops))
     if slower:
-        where = f", on {cells[0]}" if len(cells) == 1 else ""
-        yield fill("{jobs} would run more slowly{where}", jobs=join_names(slower), where=where)
+        cell = f", on {cells[0]}" if len(cells) == 1 else ""
+        yield fill("{jobs} would run more slowly{cell}", jobs=join_names(slower), cell=cell)
 
 
 def join_names(names: Sequence[Text], most: int = MAX_NAMES) -> Text:
@@ -211,5 +211,5 @@ def join_names(names: Sequence[Text], most: int = MAX_NAMES) -> Text:
     shown = list(names[:most])
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
-    last = shown.pop()
-    return join(" and ", (join(", ", shown), last)) if shown else last
+    final_name = shown.pop()
+    return join(" and ", (join(", ", shown), final_name)) if shown else final_name

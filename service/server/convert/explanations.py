@@ -17,9 +17,9 @@ from tessera.v1 import jobs_pb2 as pb
 
 
 def of_explanation(
-    cluster: str, job: str, found: JobExplanation, sees: SeesTenant
+    cluster: str, job: str, found: JobExplanation, sees_tenant: SeesTenant
 ) -> pb.ExplainJobResponse:
-    """Return the answer to ExplainJob, for a caller who ``sees`` some tenants.
+    """Return the answer to ExplainJob, for a caller who ``sees_tenant`` some tenants.
 
     It names no other tenants and none of their jobs, nor does it say what these are worth.
     """
@@ -42,19 +42,19 @@ def of_explanation(
         return message
     message.unit = explanation.unit
     message.cause = CAUSES[explanation.reason.code]
-    message.reason.CopyFrom(of_reason(cluster, explanation.reason, found.number, sees))
+    message.reason.CopyFrom(of_reason(cluster, explanation.reason, found.number, sees_tenant))
     message.displaced_by.extend(
-        _of_displacement(cluster, d, sees) for d in explanation.displaced_by
+        _of_displacement(cluster, d, sees_tenant) for d in explanation.displaced_by
     )
-    message.steps.extend(_of_step(cluster, step, sees) for step in explanation.steps)
+    message.steps.extend(_of_step(cluster, step, sees_tenant) for step in explanation.steps)
     message.rounds_tried = explanation.rounds_tried
     if math.isfinite(explanation.value_per_gpu):
         message.value_per_gpu = explanation.value_per_gpu
     return message
 
 
-def _of_displacement(cluster: str, d: Displacement, sees: SeesTenant) -> pb.Displacement:
-    is_seen = sees(d.job.tenant)
+def _of_displacement(cluster: str, d: Displacement, sees_tenant: SeesTenant) -> pb.Displacement:
+    is_seen = sees_tenant(d.job.tenant)
     return pb.Displacement(
         job=names.job_name(cluster, d.job.text) if is_seen else "",
         gpu_type=d.gpu_type,
@@ -65,15 +65,15 @@ def _of_displacement(cluster: str, d: Displacement, sees: SeesTenant) -> pb.Disp
     )
 
 
-def _of_step(cluster: str, step: Step, sees: SeesTenant) -> pb.NextStep:
+def _of_step(cluster: str, step: Step, sees_tenant: SeesTenant) -> pb.NextStep:
     jobs = [effect.job for effect in step.effects]
     return pb.NextStep(
         actor=step.actor,
-        message=render(step.message, sees),
+        message=render(step.message, sees_tenant),
         changes=[
             pb.StepChange(
                 code=c.kind,
-                subject=render(c.named_subject, sees),
+                subject=render(c.named_subject, sees_tenant),
                 amount=c.amount,
                 size=c.size,
             )
@@ -81,7 +81,7 @@ def _of_step(cluster: str, step: Step, sees: SeesTenant) -> pb.NextStep:
         ],
         claim=step.claim,
         next_reason=step.then or "",
-        losing_jobs=[names.job_name(cluster, job.text) for job in jobs if sees(job.tenant)],
+        losing_jobs=[names.job_name(cluster, job.text) for job in jobs if sees_tenant(job.tenant)],
     )
 
 

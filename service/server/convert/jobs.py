@@ -284,8 +284,8 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     return message
 
 
-def of_job(record: JobRecord, sees: SeesTenant) -> pb.Job:
-    """Return the message of a stored job, for a caller who ``sees`` some tenants."""
+def of_job(record: JobRecord, sees_tenant: SeesTenant) -> pb.Job:
+    """Return the message of a stored job, for a caller who ``sees_tenant`` some tenants."""
     cluster, message = record.cluster, of_spec(record.cluster, record.spec)
     message.name = names.job_name(cluster, record.spec.name)
     message.etag = fields.etag_of(record.version)
@@ -293,7 +293,7 @@ def of_job(record: JobRecord, sees: SeesTenant) -> pb.Job:
     message.create_time.CopyFrom(fields.timestamp_of(record.created_s))
     message.iterations_done = record.iterations_done
     message.generation = record.generation
-    message.after.extend(of_dependency(cluster, one, sees) for one in record.dependencies)
+    message.after.extend(of_dependency(cluster, one, sees_tenant) for one in record.dependencies)
     if record.spec.array is not None:
         message.array.CopyFrom(of_array_member(cluster, record.spec.array))
     message.retries = record.retries
@@ -318,7 +318,7 @@ def of_job(record: JobRecord, sees: SeesTenant) -> pb.Job:
     if record.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, record.allocation))
     if record.reason is not None:
-        message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round, sees))
+        message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round, sees_tenant))
         if record.state is JobState.REJECTED:
             message.last_error = message.reason.message
     if record.training is not None:
@@ -369,13 +369,13 @@ def _of_training(record: TrainingRecord) -> pb.Training:
     return message
 
 
-def of_event(record: JobEventRecord, sees: SeesTenant) -> pb.JobEvent:
-    """Return an entry of a job's history, for a caller who ``sees`` some tenants."""
+def of_event(record: JobEventRecord, sees_tenant: SeesTenant) -> pb.JobEvent:
+    """Return an entry of a job's history, for a caller who ``sees_tenant`` some tenants."""
     return pb.JobEvent(
         time=fields.timestamp_of(record.at_s),
         event=record.event,
         state=_STATE_NUMBER[record.state],
-        detail=render(record.detail, sees),
+        detail=render(record.detail, sees_tenant),
     )
 
 
@@ -395,16 +395,18 @@ def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     )
 
 
-def of_reason(cluster: str, reason: Reason, number: int, sees: SeesTenant) -> pb.Reason:
+def of_reason(cluster: str, reason: Reason, number: int, sees_tenant: SeesTenant) -> pb.Reason:
     """Return the message of a reason that round ``number`` gave. If it is 0, no round is named.
 
-    The caller ``sees`` some tenants. Its texts do not name others.
+    The caller ``sees_tenant`` some tenants. Its texts do not name others.
     """
     return pb.Reason(
         code=reason.code,
-        message=render(reason.message, sees),
-        next_step=render(reason.next_step, sees),
-        evidence={render(key, sees): render(value, sees) for key, value in reason.evidence},
+        message=render(reason.message, sees_tenant),
+        next_step=render(reason.next_step, sees_tenant),
+        evidence={
+            render(key, sees_tenant): render(value, sees_tenant) for key, value in reason.evidence
+        },
         round=names.round_name(cluster, number) if number else "",
     )
 

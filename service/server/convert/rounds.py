@@ -84,15 +84,17 @@ def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptio
     return message
 
 
-def of_round(record: RoundRecord, sees: SeesTenant, *, summary_only: bool) -> pb.Round:
+def of_round(record: RoundRecord, sees_tenant: SeesTenant, *, summary_only: bool) -> pb.Round:
     """Return the message of a round, without its decisions if ``summary_only``.
 
-    The caller ``sees`` some tenants. Reasons do not name others, but all jobs have decisions.
+    The caller ``sees_tenant`` some tenants. Reasons do not name others, but all jobs have decisions.
     """
     message = of_summary(record.summary)
     if not summary_only:
         cluster, number = record.summary.cluster, record.summary.number
-        message.decisions.extend(_of_decision(cluster, number, d, sees) for d in record.decisions)
+        message.decisions.extend(
+            _of_decision(cluster, number, d, sees_tenant) for d in record.decisions
+        )
     return message
 
 
@@ -156,7 +158,9 @@ def _of_goal(goal: GoalResult) -> pb.GoalResult:
     )
 
 
-def _of_decision(cluster: str, number: int, d: DecisionRecord, sees: SeesTenant) -> pb.Decision:
+def _of_decision(
+    cluster: str, number: int, d: DecisionRecord, sees_tenant: SeesTenant
+) -> pb.Decision:
     message = pb.Decision(
         job=names.job_name(cluster, d.job),
         kind=d.kind,
@@ -169,5 +173,5 @@ def _of_decision(cluster: str, number: int, d: DecisionRecord, sees: SeesTenant)
     if d.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, d.allocation))
     if d.reason is not None:
-        message.reason.CopyFrom(of_reason(cluster, d.reason, number, sees))
+        message.reason.CopyFrom(of_reason(cluster, d.reason, number, sees_tenant))
     return message

@@ -129,8 +129,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """Return the events of a job, oldest first."""
         cluster, job = names.parse_job("parent", request.parent)
         history = await self._calls.run(self._store.read, job_history, cluster, job)
-        sees = IDENTITY.get().sees_tenant
-        return pb.ListJobEventsResponse(events=[convert.of_event(e, sees) for e in history])
+        sees_tenant = IDENTITY.get().sees_tenant
+        return pb.ListJobEventsResponse(events=[convert.of_event(e, sees_tenant) for e in history])
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""

@@ -176,8 +176,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             fair_s=fair_s,
             policy_version=standing.version,
         )
-        sees = IDENTITY.get().sees_tenant
-        message = convert.of_round(record, sees, summary_only=request.summary_only)
+        sees_tenant = IDENTITY.get().sees_tenant
+        message = convert.of_round(record, sees_tenant, summary_only=request.summary_only)
         return self._with_plans(cluster, message)
 
     def _get_round(self, request: pb.GetRoundRequest) -> pb.Round:
@@ -224,8 +224,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
         )
-        sees = IDENTITY.get().sees_tenant
-        message = convert.of_round(record, sees, summary_only=request.summary_only)
+        sees_tenant = IDENTITY.get().sees_tenant
+        message = convert.of_round(record, sees_tenant, summary_only=request.summary_only)
         snapshot = b""
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))

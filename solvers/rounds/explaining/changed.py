@@ -84,16 +84,16 @@ def explain_running(
             evidence=evidence,
         )
     takers = [d.job for d in displaced_by]
-    given: Text = ""
+    cause: Text = ""
     if takers:
-        given = fill(", because {jobs} got GPUs that it held", jobs=join_names(takers))
+        cause = fill(", because {jobs} got GPUs that it held", jobs=join_names(takers))
     if kind is DecisionKind.MOVE and same_cell:
         return Reason(
             code=ReasonCode.GAVE_WAY if takers else ReasonCode.MADE_ROOM,
             message=fill(
                 "the job goes to other GPUs of the same Cell, {cell}{cause}",
                 cell=cell,
-                cause=given or ", which reduces fragmentation",
+                cause=cause or ", which reduces fragmentation",
             ),
             next_step=_NOTHING_TO_DO,
             evidence=evidence,
@@ -111,7 +111,7 @@ def explain_running(
     if loses:
         return Reason(
             code=ReasonCode.GAVE_WAY,
-            message=join("", (change, given or ", which leaves more to other jobs")),
+            message=join("", (change, cause or ", which leaves more to other jobs")),
             next_step="raise the job's weight",
             evidence=evidence,
         )

@@ -17,7 +17,7 @@ from tessera.formulation.answer.check import (
 from tessera.formulation.answer.placement import Gang, Placement
 from tessera.formulation.answer.solution import Solution, SolveStatus
 from tessera.formulation.base.cancellation import never_cancelled
-from tessera.formulation.base.texts import OTHERS, Text, render
+from tessera.formulation.base.texts import HIDDEN_NAME, Text, render
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem
@@ -233,10 +233,10 @@ def test_a_job_that_loses_its_column_learns_for_which_job_if_it_may_know_it() ->
     policy = Policy(objective="throughput", keep_requests=False, promise_starts=False)
     board = Board(snapshot, state_round(snapshot, policy).problem)
     reasons: dict[int, Text] = {}
-    change = SeatChange(0.0, {1: (2, gang((1, (0, 1))))})
+    change = SeatChange(0.0, {1: (2, ((1, 0b11),))})
     explain_change(board, change, 0, {1: 3}, reasons)
     assert str(reasons[1]) == "promised, which must run, needs its GPUs"
-    assert render(reasons[1], "blue".__eq__) == f"{OTHERS}, which must run, needs its GPUs"
+    assert render(reasons[1], "blue".__eq__) == f"{HIDDEN_NAME}, which must run, needs its GPUs"
 
 
 def a_degraded_job(*, pinned: bool = False, restart_s: float = 36.0) -> Snapshot:
