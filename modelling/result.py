@@ -134,7 +134,7 @@ class RoundResult:
             | {
                 "kind": str(result.kind),
                 "nodes": ",".join(result.nodes),
-                "reason": result.reason.message if result.reason else "",
+                "reason": str(result.reason.message) if result.reason else "",
             }
             for result in self
         ]

@@ -129,7 +129,7 @@ def _judge_round(
                         "round": number,
                         "job": name,
                         "reason": code,
-                        "step": step.message,
+                        "step": str(step.message),
                         "fault": fault,
                     }
                 )

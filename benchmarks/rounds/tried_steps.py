@@ -66,7 +66,7 @@ def find_fault(
     if not true[step.claim.value]:
         return f"claims {step.claim} {step.then or ''}, but the round decides {after.kind} {code}"
     for effect in step.effects:
-        theirs = decisions[effect.job]
+        theirs = decisions[effect.job.text]
         if theirs.kind != effect.kind:
             return f"says {effect}, but the round decides {theirs.kind}"
     return ""

@@ -78,18 +78,18 @@ EXISTS (SELECT FROM job_arrays a JOIN gone g ON g.array_id = a.id WHERE a.max_ru
 # array is broken by its first member that ends without success. Only one of the members that are
 # lost in a step keeps the array's key, so that a step looks for dependents of an array once.
 _BROKEN = sa.text("""
-WITH RECURSIVE lost (id, array_id, state, name, condition) AS (
+WITH RECURSIVE lost (id, array_id, state, name, tenant, condition) AS (
     SELECT j.id,
         CASE WHEN row_number() OVER (PARTITION BY j.array_id ORDER BY j.id) = 1 THEN j.array_id END,
         CAST(NULL AS text) COLLATE "C", CAST(NULL AS text) COLLATE "C",
-        CAST(NULL AS text) COLLATE "C"
+        CAST(NULL AS text) COLLATE "C", CAST(NULL AS text) COLLATE "C"
     FROM jobs j WHERE j.id = ANY(:ended) AND j.state <> 'succeeded'
 UNION
     SELECT b.id,
         CASE WHEN row_number() OVER (PARTITION BY b.array_id ORDER BY b.id) = 1 THEN b.array_id END,
-        b.state, b.name, b.condition
+        b.state, b.name, b.tenant, b.condition
     FROM lost l CROSS JOIN LATERAL (
-        SELECT j.id, j.array_id, j.state, d.name, d.condition
+        SELECT j.id, j.array_id, j.state, d.name, d.tenant, d.condition
         FROM (
             SELECT * FROM job_dependencies WHERE on_job_id = l.id
             UNION ALL
@@ -98,7 +98,8 @@ UNION
         WHERE NOT d.met AND d.condition = 'succeeded'
     ) AS b
 )
-SELECT DISTINCT ON (l.id) l.id, l.state, l.name, l.condition FROM lost l WHERE l.state IS NOT NULL
+SELECT DISTINCT ON (l.id) l.id, l.state, l.name, l.tenant, l.condition
+FROM lost l WHERE l.state IS NOT NULL
 """)
 
 # Without statistics of rows that were just written, the planner would read all rows at each step.
@@ -109,7 +110,7 @@ _NEVER_FAILED = sa.text("""
 WITH succeeded AS (
     SELECT id, array_id FROM jobs WHERE id = ANY(:ended) AND state = 'succeeded'
 )
-SELECT DISTINCT ON (j.id) j.id, j.state, d.name, d.condition
+SELECT DISTINCT ON (j.id) j.id, j.state, d.name, d.tenant, d.condition
 FROM (
     SELECT * FROM job_dependencies WHERE on_job_id IN (SELECT id FROM succeeded)
     UNION ALL
@@ -259,7 +260,7 @@ def find_broken(connection: sa.Connection, ended: Sequence[int]) -> list[BrokenJ
         BrokenJob(
             key=key,
             state=JobState(row.state),
-            reason=broken_reason(row.name, Condition(row.condition)),
+            reason=broken_reason(row.name, row.tenant, Condition(row.condition)),
         )
         for key, row in sorted(rows.items())
     ]

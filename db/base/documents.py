@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tessera.formulation.base.texts import plain_text, text_from
 from tessera.formulation.base.values import cell_from_plain, cell_to_plain
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.records.jobs import AllocationRecord, PlannedStartRecord, SegmentRecord
@@ -66,9 +67,9 @@ def reason_plain(reason: Reason | None) -> dict[str, Any] | None:
         return None
     return {  # not asdict, which copies deeply: a round has a reason for every waiting job
         "code": reason.code,
-        "message": reason.message,
-        "next_step": reason.next_step,
-        "evidence": reason.evidence,
+        "message": plain_text(reason.message),
+        "next_step": plain_text(reason.next_step),
+        "evidence": [(plain_text(key), plain_text(value)) for key, value in reason.evidence],
     }
 
 
@@ -78,9 +79,9 @@ def reason_from(plain: dict[str, Any] | None) -> Reason | None:
         return None
     return Reason(
         code=ReasonCode(plain["code"]),
-        message=plain["message"],
-        next_step=plain["next_step"],
-        evidence=tuple((key, value) for key, value in plain["evidence"]),
+        message=text_from(plain["message"]),
+        next_step=text_from(plain["next_step"]),
+        evidence=tuple((text_from(key), text_from(value)) for key, value in plain["evidence"]),
     )
 
 

@@ -17,6 +17,7 @@ from tessera.db.base.rows import json_rows
 from tessera.db.base.webhooks import RECORD_EVENTS, notify_deliverers
 from tessera.db.schema.tables import LEAVES, LIVE
 from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.texts import Text, plain_text
 from tessera.formulation.job.lifecycle import (
     ACTIVE,
     TERMINAL,
@@ -77,7 +78,7 @@ class JobChange:
     job: int
     state: JobState  # before the event
     event: JobEvent
-    detail: str = ""
+    detail: Text = ""
     error: str | None = None
     generation: int = 0  # of the new Cell
     is_free: bool = False  # whether a failure uses no retry
@@ -272,7 +273,8 @@ class Turn:
         self._release(losing)
         self.connection.execute(_ADVANCE, {"rows": dump_json([_row(c) for c in changes])})
         history = [
-            {"id": c.job, "event": c.event, "state": c.after, "detail": c.detail} for c in changes
+            {"id": c.job, "event": c.event, "state": c.after, "detail": plain_text(c.detail)}
+            for c in changes
         ]
         if self.connection.execute(RECORD_EVENTS, {"rows": dump_json(history)}).rowcount:
             notify_deliverers(self.connection)
@@ -298,7 +300,6 @@ class Turn:
                     state=job.state,
                     event=JobEvent.REJECT,
                     detail=job.reason.message,
-                    error=job.reason.message,
                 )
                 for job in broken
             ]

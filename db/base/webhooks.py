@@ -46,7 +46,7 @@ SELECT w.id, h.at, h.reported, jsonb_build_object(
     'cluster', c.name, 'job', j.name, 'tenant', j.tenant, 'labels', j.labels, 'state', h.state,
     'generation', j.generation, 'gpu_type', t.name, 'gpus', j.cell_gpus,
     'time', to_char(h.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
-    'error', CASE WHEN h.reported IN ('crashed', 'failed') THEN h.detail ELSE '' END)
+    'error', CASE WHEN h.reported IN ('crashed', 'failed') THEN h.detail #>> '{}' ELSE '' END)
 FROM happened h JOIN jobs j ON j.id = h.job_id JOIN clusters c ON c.id = j.cluster_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 JOIN webhooks w ON w.cluster_id = j.cluster_id AND NOT w.disabled
@@ -59,7 +59,7 @@ RECORD_EVENTS = sa.text(f"""
 WITH recorded AS (
     INSERT INTO job_history (job_id, at, event, state, detail)
     SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
-    FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
+    FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail jsonb)
     RETURNING id, job_id, at, event, state, detail
 ), happened AS (
     SELECT r.id AS number, r.job_id, r.at, r.state, r.detail, e.reported
@@ -71,7 +71,7 @@ WITH recorded AS (
 
 _RECORD_LAPSED = sa.text(f"""
 WITH happened AS (
-    SELECT j.id AS number, j.id AS job_id, clock_timestamp() AS at, j.state, '' AS detail,
+    SELECT j.id AS number, j.id AS job_id, clock_timestamp() AS at, j.state, jsonb '""' AS detail,
         '{WebhookEvent.DEADLINE_LAPSED}' COLLATE "C" AS reported
     FROM jobs j WHERE j.id = ANY(:jobs)
 )

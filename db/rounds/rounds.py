@@ -41,6 +41,7 @@ from tessera.formulation.base.errors import (
     NotFound,
     RoundSuperseded,
 )
+from tessera.formulation.base.texts import fill
 from tessera.formulation.job.lifecycle import ACTIVE, TERMINAL, WAITING, JobState
 from tessera.formulation.records.rounds import (
     DecisionRecord,
@@ -283,12 +284,12 @@ def _change(
             effective_gpus=worth.get(decision.job),
         )
     why = decision.reason.message if decision.reason else ""
+    detail = fill("{kind}: {why}", kind=decision.kind, why=why) if why else decision.kind
     return JobChange(
         job=job.key,
         state=job.state,
         event=event,
-        detail=f"{decision.kind}: {why}" if why else decision.kind,
-        error=why if decision.kind is DecisionKind.REJECT else None,
+        detail=detail,
         generation=job.generation + 1,
         cell=cell,
     )

@@ -21,6 +21,7 @@ from tessera.db.base.rows import (
     nodes_named,
 )
 from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.texts import text_from
 from tessera.formulation.base.values import EstimateSource, Workload
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
@@ -115,7 +116,12 @@ def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobE
     if connection.execute(_JOB, values).scalar() is None:
         raise NotFound(f"clusters/{cluster}/jobs/{name}")
     return [
-        JobEventRecord(at_s=row.at_s, event=row.event, state=JobState(row.state), detail=row.detail)
+        JobEventRecord(
+            at_s=row.at_s,
+            event=row.event,
+            state=JobState(row.state),
+            detail=text_from(row.detail),
+        )
         for row in connection.execute(_HISTORY, values)
     ]
 

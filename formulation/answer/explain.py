@@ -13,6 +13,7 @@ from tessera.formulation.answer.decisions import Decision
 from tessera.formulation.answer.offers import explain_unchosen
 from tessera.formulation.answer.solution import Solution
 from tessera.formulation.base.tables import Ints
+from tessera.formulation.base.texts import Text, fill
 from tessera.formulation.job.dependencies import CONDITIONS, DependencyRecord, waiting_reason
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.job.reasons import Reason, ReasonCode, held_reason, leaving_reason
@@ -32,7 +33,7 @@ def explain_waiting_jobs(
     snapshot: Snapshot,
     problem: Problem,
     solution: Solution,
-    unplaced: dict[int, str],
+    unplaced: dict[int, Text],
     given_up: frozenset[int],
     absent: Mapping[int, Reason] = MappingProxyType({}),
 ) -> dict[int, Reason]:
@@ -126,20 +127,24 @@ def _not_schedulable(snapshot: Snapshot, job: int, unmet: list[DependencyRecord]
     return waiting_reason(unmet, int(jobs.unmet[job]))
 
 
-def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
+def _unplaced(snapshot: Snapshot, job: int, shortage: Text) -> Reason:
     """Explain a job that was chosen and for which placement found no GPUs."""
     selector = int(snapshot.jobs.required_selector[job])
     if selector < 0:
         return Reason(
             code=ReasonCode.FRAGMENTED,
-            message=f"GPUs are free, but they are fragmented: {shortage}",
+            message=fill("GPUs are free, but they are fragmented: {shortage}", shortage=shortage),
             next_step="allow running jobs to be moved, or accept a smaller GPU count",
         )
     text = snapshot.selectors.in_words(selector)
     nodes = np.flatnonzero(snapshot.matching_nodes()[selector] & snapshot.nodes.schedulable)
     return Reason(
         code=ReasonCode.NODES_TAKEN,
-        message=f"no nodes with {text} have GPUs free as the job needs them: {shortage}",
+        message=fill(
+            "no nodes with {labels} have GPUs free as the job needs them: {shortage}",
+            labels=text,
+            shortage=shortage,
+        ),
         next_step=f"let the job run on more nodes: `tessera update {snapshot.jobs.name[job]}"
         " --node-selector none`"
         if snapshot.selectors.text[selector]

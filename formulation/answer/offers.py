@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera.formulation.answer.solution import Solution
 from tessera.formulation.base.tables import Bools, Floats, Ints, concatenate_ranges
+from tessera.formulation.base.texts import Name, Text, fill, join
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.round.goals import WEIGHTED_SUM
 from tessera.formulation.round.problem import CouplingRow, Problem, RowKind, reduce_by_job
@@ -149,9 +150,9 @@ def _best_offers(problem: Problem, solution: Solution, jobs: Ints) -> _Offers:
 class _Use:
     """The use of rows by an offer, in words."""
 
-    amount: str  # e.g. "2 x a40"
-    short: str  # the rows with too little left; empty if the offer would fit
-    free: tuple[tuple[str, str], ...]  # evidence: the free amount of each row that it uses
+    amount: Text  # e.g. "2 x a40"
+    short: Text  # the rows with too little left; empty if the offer would fit
+    free: tuple[tuple[Text, str], ...]  # evidence: the free amount of each row that it uses
 
 
 _AMOUNTS: Final[dict[RowKind, str]] = {
@@ -165,14 +166,24 @@ _AMOUNTS: Final[dict[RowKind, str]] = {
 """Kind of row -> an amount of it in words. Other kinds are called by the row's name."""
 
 
-def _amount_of(row: CouplingRow, amount: int) -> str:
+def _subject_of(row: CouplingRow) -> Text:
+    """Return the subject of a row, which is a name if it is a tenant."""
+    return Name(row.subject, row.tenant) if row.tenant else row.subject
+
+
+def _name_of(row: CouplingRow) -> Text:
+    """Return the name of a row, e.g. ``quota/research``."""
+    return join("/", (row.kind, _subject_of(row))) if row.tenant else row.name
+
+
+def _amount_of(row: CouplingRow, amount: int) -> Text:
     """Return the use of a row in words, e.g. ``2 x a40``."""
     if row.kind not in _AMOUNTS:
-        return f"{amount} of {row.name}"
+        return fill("{amount} of {row}", amount=amount, row=_name_of(row))
     return _AMOUNTS[row.kind].format(amount=amount, what=row.subject)
 
 
-def _shortage_of(row: CouplingRow, left: int) -> str:
+def _shortage_of(row: CouplingRow, left: int) -> Text:
     """Return in words how much of a row the chosen jobs have left."""
     if row.kind in (RowKind.GPUS, RowKind.SELECTED):
         name, _, selected = row.subject.partition(" ")
@@ -181,7 +192,7 @@ def _shortage_of(row: CouplingRow, left: int) -> str:
         if left <= 0:
             return f"all {gpus} {taken}"
         return f"all but {left} of the {row.capacity} {gpus} {taken}"
-    return f"only {_amount_of(row, max(left, 0))} are left"
+    return fill("only {amount} are left", amount=_amount_of(row, max(left, 0)))
 
 
 class _Market:
@@ -213,11 +224,14 @@ class _Market:
                 for r, amount in zip(*key, strict=True)
             ]
             use = self._uses[key] = _Use(
-                amount=" + ".join(_amount_of(row, amount) for row, amount, _ in taken),
-                short=" and ".join(
-                    _shortage_of(row, left) for row, amount, left in taken if amount > left
+                amount=join(" + ", [_amount_of(row, amount) for row, amount, _ in taken]),
+                short=join(
+                    " and ",
+                    [_shortage_of(row, left) for row, amount, left in taken if amount > left],
                 ),
-                free=tuple((f"free {row.name}", str(left)) for row, _, left in taken),
+                free=tuple(
+                    (fill("free {row}", row=_name_of(row)), str(left)) for row, _, left in taken
+                ),
             )
         return use
 
@@ -254,21 +268,21 @@ class _Limits:
         least = min(
             self.problem.usage_of(column).get(row, 0) for column in self.problem.columns_of(job)
         )
-        facts = {
-            # Planned starts of a type have several rows.
-            "what": limit.subject.partition("/")[0]
-            if limit.kind is RowKind.RESERVED
-            else limit.subject,
-            "capacity": limit.capacity,
-            "free": free,
-            "amount": amount,
-        }
+        subject = _subject_of(limit)
+        if limit.kind is RowKind.RESERVED:  # planned starts of a type have several rows
+            subject = limit.subject.partition("/")[0]
         return Reason(
             code=code,
-            next_step=(once_free if least <= limit.capacity else "") + next_step.format(**facts),
-            message=message.format(**facts),
+            next_step=(once_free if least <= limit.capacity else "") + next_step,
+            message=fill(
+                message,
+                what=subject,
+                capacity=limit.capacity,
+                free=free,
+                amount=amount,
+            ),
             evidence=(
-                ("row", limit.name),
+                ("row", _name_of(limit)),
                 ("capacity", str(limit.capacity)),
                 ("free", str(free)),
                 ("needs", str(amount)),
@@ -306,9 +320,9 @@ def _stopped(problem: Problem, limit: Bools, free: Ints) -> Ints:
 
 def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:
     """Explain a job whose best offer has a positive value, by its cost at the shadow prices."""
-    offer = use.amount
+    prices = {"offer": use.amount, "value": value, "price": cost}
     evidence = (
-        ("offer", offer),
+        ("offer", use.amount),
         ("value", f"{value:.6f}"),
         ("price", f"{cost:.6f}"),
         *use.free,
@@ -316,23 +330,32 @@ def _by_prices(use: _Use, spent: str, value: float, cost: float) -> Reason:
     if value <= cost:
         return Reason(
             code=ReasonCode.OUTPRICED,
-            message=f"the job's best offer, {offer}, is worth {value:.3f}, but its price in this round is"
-            f" {cost:.3f}",
+            message=fill(
+                "the job's best offer, {offer}, is worth {value:.3f}, but its price in this round is"
+                " {price:.3f}",
+                **prices,
+            ),
             next_step="wait for demand to fall, raise the job's weight, or add Cells that use GPUs better",
             evidence=evidence,
         )
     if not use.short:
         return Reason(
             code=ReasonCode.BUDGET_SPENT,
-            message=f"{offer} is worth more ({value:.3f}) than its price ({cost:.3f}), but the round reached"
-            " its gap or its time limit before it chose the job",
+            message=fill(
+                "{offer} is worth more ({value:.3f}) than its price ({price:.3f}), but the round reached"
+                " its gap or its time limit before it chose the job",
+                **prices,
+            ),
             next_step="give the round a longer deadline or a smaller gap",
             evidence=evidence,
         )
-    short = f"{use.short}, and {spent}" if spent else use.short
     return Reason(
         code=ReasonCode.NO_CAPACITY,
-        message=f"{offer} is worth more ({value:.3f}) than its price ({cost:.3f}), but {short}",
+        message=fill(
+            "{offer} is worth more ({value:.3f}) than its price ({price:.3f}), but {short}",
+            **prices,
+            short=join(", and ", (use.short, spent) if spent else (use.short,)),
+        ),
         next_step="wait for a job to end, or add Cells with fewer GPUs",
         evidence=evidence,
     )
@@ -347,14 +370,20 @@ def _only_costs(problem: Problem, use: _Use, value: float) -> Reason:
     if use.short and problem.unit != WEIGHTED_SUM:
         return Reason(
             code=ReasonCode.NO_CAPACITY,
-            message=f"the job's cheapest offer, {use.amount}, does not fit next to the jobs that run:"
-            f" {use.short}",
+            message=fill(
+                "the job's cheapest offer, {offer}, does not fit next to the jobs that run: {short}",
+                offer=use.amount,
+                short=use.short,
+            ),
             next_step="wait for a job to end, raise the job's weight, or add Cells with fewer GPUs",
             evidence=evidence,
         )
     return Reason(
         code=ReasonCode.OUTPRICED,
-        message=f"the job's best offer, {use.amount}, costs more than its value in the objective",
+        message=fill(
+            "the job's best offer, {offer}, costs more than its value in the objective",
+            offer=use.amount,
+        ),
         next_step="raise the job's weight, or give cost less weight in the objective",
         evidence=evidence,
     )

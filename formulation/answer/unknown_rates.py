@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.formulation.answer.decisions import Decision
 from tessera.formulation.base.tables import Bools, Floats, Ints, begins_group
+from tessera.formulation.base.texts import Text
 from tessera.formulation.base.values import BEST_FOUND, EstimateSource
 from tessera.formulation.job.reasons import Reason
 from tessera.formulation.state.cell_cache import cached_cells
@@ -108,13 +109,13 @@ def _without_rate(snapshot: Snapshot, decision: Decision) -> Decision:
     if decision.reason is None:
         return decision._replace(rate=0.0)
     key = snapshot.workloads[int(snapshot.jobs.workload[decision.job])].key
-    evidence = [("rate", f"unknown, because nothing is known of {key}")]
+    evidence: list[tuple[Text, Text]] = [("rate", f"unknown, because nothing is known of {key}")]
     if np.isfinite(snapshot.jobs.deadline_s[decision.job]):
         evidence.append(("deadline", "not promised, because the rate is unknown"))
     return decision._replace(reason=_with_evidence(decision.reason, evidence))
 
 
-def _with_evidence(reason: Reason, evidence: list[tuple[str, str]]) -> Reason:
+def _with_evidence(reason: Reason, evidence: list[tuple[Text, Text]]) -> Reason:
     return replace(reason, evidence=(*reason.evidence, *evidence))
 
 

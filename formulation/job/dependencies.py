@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from tessera.formulation.base.texts import Name, Text, fill, join
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.job.reasons import Reason, ReasonCode
 
@@ -54,6 +55,11 @@ class DependencyRecord:
     met: bool
     state: str = ""
     """The state of the job, or how many members of the array have ended. "" if it was deleted."""
+
+    @property
+    def job_name(self) -> Name:
+        """Return the name of the job or array, for callers that see its tenant."""
+        return Name(self.job, self.tenant)
 
 
 class _DependentJob(Protocol):
@@ -102,27 +108,38 @@ def waiting_reason(unmet: Sequence[DependencyRecord], count: int = 0) -> Reason:
     all of them are given.
     """
     total = max(count, len(unmet))
-    named = [f"{d.job} ({d.state})" if d.state else d.job for d in unmet[:MAX_NAMED]]
+    named = [
+        fill("{job} ({state})" if d.state else "{job}", job=d.job_name, state=d.state)
+        for d in unmet[:MAX_NAMED]
+    ]
     if total > len(named):
         named.append(f"{total - len(named):,} more" if named else f"{total:,} other jobs")
-    held = [d.job for d in unmet if d.state in (JobState.HELD, JobState.HOLDING)]
-    step = "wait until they have ended, or cancel the job and submit it without them"
+    held = [d.job_name for d in unmet if d.state in (JobState.HELD, JobState.HOLDING)]
+    step: Text = "wait until they have ended, or cancel the job and submit it without them"
     if held:
-        step = f"release the job that it waits for: `tessera release {held[0]}`"
+        step = fill("release the job that it waits for: `tessera release {job}`", job=held[0])
     return Reason(
         code=ReasonCode.WAITS_FOR_JOBS,
-        message=f"the job waits for {', '.join(named)}",
+        message=fill("the job waits for {names}", names=join(", ", named)),
         next_step=step,
-        evidence=tuple((d.job, f"{d.state or 'unknown'}, must have {d.condition}") for d in unmet),
+        evidence=tuple(
+            (d.job_name, f"{d.state or 'unknown'}, must have {d.condition}") for d in unmet
+        ),
     )
 
 
-def broken_reason(job: str, condition: Condition) -> Reason:
+def broken_reason(job: str, tenant: str, condition: Condition) -> Reason:
     """Return the reason for a job that never starts, because ``job`` did not end as it must."""
+    name = Name(job, tenant)
     ended = "succeeded" if condition is Condition.FAILED else "ended without success"
     return Reason(
         code=ReasonCode.DEPENDENCY_BROKEN,
-        message=f"the job was to start after {job} had {condition}, but {job} {ended}",
-        next_step=f"see why with `tessera job {job}`, then submit both again",
-        evidence=((job, ended),),
+        message=fill(
+            "the job was to start after {job} had {condition}, but {job} {ended}",
+            job=name,
+            condition=condition,
+            ended=ended,
+        ),
+        next_step=fill("see why with `tessera job {job}`, then submit both again", job=name),
+        evidence=((name, ended),),
     )

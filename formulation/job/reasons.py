@@ -1,6 +1,7 @@
 """The reason why a job does not run, or is replanned: a code, a sentence, a next step, evidence.
 
-Programs may act on the codes. Evidence is flat, so that it can travel as strings.
+Programs may act on the codes. Evidence is flat, so that it can travel as strings. Texts are rendered
+when they are sent, since a caller may not read the names of all tenants.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from tessera.formulation.base.moments import format_rfc3339
+from tessera.formulation.base.texts import Text
 from tessera.formulation.job.lifecycle import JobState
 
 RESTART_GPU_S_KEY: Final = "restart GPU-s"
@@ -143,9 +145,9 @@ class Reason:
     """The reason why a job does not run, or why it is replanned."""
 
     code: ReasonCode
-    message: str
-    next_step: str
-    evidence: tuple[tuple[str, str], ...] = ()
+    message: Text
+    next_step: Text
+    evidence: tuple[tuple[Text, Text], ...] = ()
 
 
 def held_reason(state: JobState, name: str, since_s: float | None = None) -> Reason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from tessera.formulation.base.texts import Text
 from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, Workload
 from tessera.formulation.job.arrays import ArrayMember
 from tessera.formulation.job.dependencies import Dependency, DependencyRecord
@@ -228,4 +229,4 @@ class JobEventRecord:
     at_s: float  # since 1970
     event: str
     state: JobState
-    detail: str  # e.g. a round's decision and its reason; "" without any
+    detail: Text  # e.g. a round's decision and its reason; "" without any

@@ -54,6 +54,10 @@ class RowKind(StrEnum):
     GOAL = "goal"  # what an earlier goal leaves to later ones
 
 
+TENANT_ROWS: Final = (RowKind.QUOTA, RowKind.HELD, RowKind.KEPT)
+"""The kinds of rows that are for a tenant. Their subject is ``TENANT`` or ``TENANT/TYPE``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CouplingRow:
     """A coupling row: a resource that columns use.
@@ -70,6 +74,11 @@ class CouplingRow:
     def name(self) -> str:
         """Return the row's name as in shadow prices and reasons, e.g. ``gpus/a100``."""
         return f"{self.kind}/{self.subject}" if self.subject else str(self.kind)
+
+    @property
+    def tenant(self) -> str:
+        """Return the tenant that the row is for, or "" if it is for none."""
+        return self.subject.partition("/")[0] if self.kind in TENANT_ROWS else ""
 
     @classmethod
     def from_name(cls, name: str, capacity: int) -> Self:

@@ -16,6 +16,7 @@ from tessera.formulation.answer.check import score_solution
 from tessera.formulation.answer.placement import Gang, Placement
 from tessera.formulation.answer.solution import Solution
 from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.texts import Text
 from tessera.formulation.round.problem import Problem
 from tessera.formulation.state.last_round import NO_PLANNED_NODES, NO_PLANNED_STARTS
 from tessera.formulation.state.snapshot import Snapshot
@@ -167,7 +168,7 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
 
 def _settle(
     board: Board, failed: list[int], wanted: dict[int, int], effort: TrialEffort
-) -> dict[int, str]:
+) -> dict[int, Text]:
     """Give each job that did not fit its most valuable alternative. Return why each did not fit.
 
     Must-run jobs come first, then the others by value, and at last those that kept their GPUs. A
@@ -178,7 +179,7 @@ def _settle(
     def order(job: int) -> tuple[bool, bool, int, int]:
         return (job in board.seats, not board.must_run[job], -board.value[wanted[job]], job)
 
-    reasons: dict[int, str] = {}
+    reasons: dict[int, Text] = {}
     queue = sorted(failed, key=order)
     while queue:
         job = queue.pop(0)

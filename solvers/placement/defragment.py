@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.texts import Text
 from tessera.formulation.round.problem import Problem
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.board import Board, spots_of
@@ -55,7 +56,7 @@ def defragment(
 
 
 def _sweep(
-    board: Board, wanted: dict[int, int], effort: TrialEffort, reasons: dict[int, str]
+    board: Board, wanted: dict[int, int], effort: TrialEffort, reasons: dict[int, Text]
 ) -> bool:
     """Try once to improve each job that lost to fragmentation, the greatest loss first.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.formulation.answer.placement import Placement
 from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.texts import Name, Text, join
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.free import Layout
@@ -20,7 +21,7 @@ class PlacementResult:
 
     solution: Solution
     placement: Placement
-    unplaced: dict[int, str] = field(default_factory=dict)
+    unplaced: dict[int, Text] = field(default_factory=dict)
     """A map from a job to the reason why its chosen Cell could not be placed.
 
     The job runs another Cell, or waits."""
@@ -31,7 +32,7 @@ class PlacementResult:
 
 
 def make_result(
-    board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, str]
+    board: Board, solution: Solution, wanted: dict[int, int], reasons: dict[int, Text]
 ) -> PlacementResult:
     """Return the outcome that ``board`` holds.
 
@@ -56,14 +57,14 @@ def make_result(
 
 
 def explain_change(
-    board: Board, change: SeatChange, job: int, wanted: dict[int, int], reasons: dict[int, str]
+    board: Board, change: SeatChange, job: int, wanted: dict[int, int], reasons: dict[int, Text]
 ) -> None:
     """Add to ``reasons`` why other jobs lose the columns ``wanted`` for them to ``job``."""
-    name = board.problem.jobs[job]
+    name = Name(board.problem.jobs[job], board.snapshot.jobs.tenant[job])
     needs = "must run, needs" if board.must_run[job] else "is worth more, needs"
     for other, seat in change.seats.items():
         if seat is not None and seat[0] != wanted[other]:
-            reasons.setdefault(other, f"{name}, which {needs} its GPUs")
+            reasons.setdefault(other, join("", (name, f", which {needs} its GPUs")))
 
 
 def describe_shortage(board: Board, column: int) -> str:

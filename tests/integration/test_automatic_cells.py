@@ -312,7 +312,7 @@ def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
     assert unestimated(store) == {"s": True, "known": False}
     since = job(store, "s").reason
     assert since is not None
-    assert "it will run on the GPUs that it requests, at an unknown rate" in since.message
+    assert "it will run on the GPUs that it requests, at an unknown rate" in str(since.message)
     assert decide(store)["s"].kind is DecisionKind.START
 
 

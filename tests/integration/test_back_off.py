@@ -111,13 +111,13 @@ def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
     fail(retry_store, "a", "x" * 5000)
     reason = reason_of(retry_store)  # no round has looked at it since
     assert (reason.code, job(retry_store, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
-    assert len(reason.message) < 400
-    assert reason.message.startswith("the job failed once, the last time with: xxx")
+    assert len(str(reason.message)) < 400
+    assert str(reason.message).startswith("the job failed once, the last time with: xxx")
     prolong_back_off(database)
     assert 0 < retry_store.outlooks([C])[C].event_in_s <= 3600
     schedule(retry_store)
     end_back_off(database)
-    assert "the next round may start it" in reason_of(retry_store).message
+    assert "the next round may start it" in str(reason_of(retry_store).message)
     assert retry_store.outlooks([C])[C].event_in_s == float("inf")
 
 
@@ -166,8 +166,8 @@ def test_a_held_job_says_that_a_user_holds_it_and_since_when(retry_store: Store)
             schedule(retry_store)
         reason = reason_of(retry_store, "b")
         assert reason.code is ReasonCode.HELD
-        assert reason.message.startswith("a user has held the job since 20")
-        assert dict(reason.evidence)["since"].startswith("20")
+        assert str(reason.message).startswith("a user has held the job since 20")
+        assert str(dict(reason.evidence)["since"]).startswith("20")
         assert reason.next_step == "release the job: `tessera release b`"
         assert job(retry_store, "b").reason_round == 0
     apply_event(retry_store, "b", JobEvent.RELEASE)
@@ -189,7 +189,7 @@ def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
     assert states(retry_store)["a"] is state
     expected = ReasonCode.HELD if state is JobState.HOLDING else ReasonCode.LEAVING
     assert reason_of(retry_store).code is expected
-    assert "GPUs are being given back" in reason_of(retry_store).message
+    assert "GPUs are being given back" in str(reason_of(retry_store).message)
     agents_report(retry_store)
     assert (job(retry_store, "a").reason is None) == (state is JobState.CANCELLING)
 

@@ -292,7 +292,7 @@ def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Store)
     write_derived(store, an_analytic_record(1), moe="x")
     since = job(store, "j").reason
     assert since is not None
-    assert "estimated since the last round" in since.message
+    assert "estimated since the last round" in str(since.message)
 
 
 @pytest.fixture

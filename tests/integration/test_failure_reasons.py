@@ -323,7 +323,7 @@ def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
     reason = job(two_plans, "own").reason
     assert reason is not None
     assert reason.code is ReasonCode.PLAN_UNUSABLE
-    assert "out of memory" in reason.message
+    assert "out of memory" in str(reason.message)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_program_whose_end_no_retry_can_change_fails_at_once(
     assert record.training is not None
     assert record.training.exit_reason is reason
     (fail,) = (e for e in two_plans.read(job_history, C, "a") if e.event == "fail")
-    assert "so it is not tried again" in fail.detail
+    assert "so it is not tried again" in str(fail.detail)
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 

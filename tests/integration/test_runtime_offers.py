@@ -106,7 +106,7 @@ def test_a_selector_and_a_runtime_count_together_and_labels_may_be_dropped(
     reason = job(store, "both").reason
     assert reason is not None
     assert reason.code is ReasonCode.PINS_CONTRADICT
-    assert "runs only on nodes with zone=a and the runtime jax" in reason.message
+    assert "runs only on nodes with zone=a and the runtime jax" in str(reason.message)
     changes = [Change(kind=ChangeKind.ANY_LABELS)]
     freed_snapshot, _ = apply_changes(snapshot, RoundOptions(), index, changes)
     assert permitted_nodes(freed_snapshot, "both") == [A1]

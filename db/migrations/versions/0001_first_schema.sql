@@ -737,7 +737,7 @@ CREATE TABLE job_history (
     at timestamptz NOT NULL DEFAULT now(),
     event text COLLATE "C" NOT NULL,
     state text COLLATE "C" NOT NULL,
-    detail text COLLATE "C" NOT NULL DEFAULT ''
+    detail jsonb NOT NULL DEFAULT '""'
 );
 CREATE INDEX ix_job_history_job_id ON job_history (job_id);
 

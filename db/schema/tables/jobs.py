@@ -254,7 +254,7 @@ job_history = sa.Table(
     moment_column("at"),
     text_column("event"),
     text_column("state"),
-    text_column("detail", default=""),
+    sa.Column("detail", JSONB, server_default=sa.text("'\"\"'"), nullable=False),
     sa.Index(None, "job_id"),
 )
 

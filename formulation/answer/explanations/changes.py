@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tessera.formulation.base.texts import Name, Text
+
 
 class ChangeKind(StrEnum):
     """The kind of a change, a stable code. ``subject`` and ``amount`` of the change depend on it."""
@@ -75,13 +77,22 @@ _OF_TIME: Final = frozenset({ChangeKind.END, ChangeKind.WAIT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change. ``before`` is the present amount, or NaN if the kind has no amount."""
+    """One change. ``before`` is the present amount, or NaN if the kind has no amount.
+
+    ``tenant`` is the tenant that the subject is, or belongs to. None if it belongs to none.
+    """
 
     kind: ChangeKind
     subject: str = ""
     amount: float = 0.0
     size: float = 0.0
     before: float = float("nan")
+    tenant: str | None = None
+
+    @property
+    def named_subject(self) -> Text:
+        """Return the subject as it is in texts."""
+        return self.subject if self.tenant is None else Name(self.subject, self.tenant)
 
     @property
     def actor(self) -> Actor:

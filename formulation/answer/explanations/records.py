@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.answer.explanations.changes import Actor, Change
+from tessera.formulation.base.texts import Name, Text
 from tessera.formulation.job.reasons import Reason, ReasonCode
 
 
@@ -39,7 +40,7 @@ class Displacement:
     ``value_per_gpu`` is in units of the round's goal. It is NaN if the goals have no common unit.
     """
 
-    job: str
+    job: Name
     gpu_type: str
     gpus: int
     by: DisplacedBy
@@ -54,7 +55,7 @@ class Effect:
     ``cell`` is what it would run on, e.g. ``2 x a100``. It is "" if the job would wait.
     """
 
-    job: str
+    job: Name
     kind: DecisionKind
     cell: str
 
@@ -68,7 +69,7 @@ class Step:
 
     changes: tuple[Change, ...]
     claim: Claim
-    message: str
+    message: Text
     then: ReasonCode | None = None
     effects: tuple[Effect, ...] = ()
 

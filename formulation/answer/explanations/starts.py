@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tessera.formulation.base.moments import format_rfc3339
+from tessera.formulation.base.texts import Text, fill
 from tessera.formulation.job.reasons import Reason
 from tessera.formulation.state.last_round import StartPlan
 
@@ -28,13 +29,15 @@ def _with_starts(reason: Reason, planned_s: float | None, by_s: float, move_caus
     if math.isinf(by_s):
         return reason
     start_by = format_rfc3339(math.ceil(by_s))
-    evidence = [("promised start", start_by)]
+    evidence: list[tuple[Text, Text]] = [("promised start", start_by)]
     if planned_s is not None:
         evidence.insert(0, ("planned start", format_rfc3339(math.ceil(planned_s))))
     if move_cause:
         evidence.append(("promise moved", move_cause))
     return replace(
         reason,
-        message=f"{reason.message}; it is promised to start by {start_by}",
+        message=fill(
+            "{message}; it is promised to start by {time}", message=reason.message, time=start_by
+        ),
         evidence=(*reason.evidence, *evidence),
     )

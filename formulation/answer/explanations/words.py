@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tessera.formulation.answer.explanations.changes import Change, ChangeKind
 from tessera.formulation.answer.explanations.records import Claim, Effect
 from tessera.formulation.base.moments import format_rfc3339
+from tessera.formulation.base.texts import Text, fill, join
 from tessera.formulation.job.reasons import ReasonCode
 
 MAX_NAMES: Final = 3
@@ -86,7 +87,7 @@ _OPTIONS: Final[dict[str, Callable[[Change], str]]] = {
     "gap": lambda c: f"let the round look for a better answer: `gap: {c.amount:g}`",
 }
 
-_TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
+_TEXTS: Final[dict[ChangeKind, Callable[[Change, str], Text]]] = {
     ChangeKind.WEIGHT: _weight,
     ChangeKind.PRIORITY: _priority,
     ChangeKind.DEADLINE: _deadline,
@@ -122,15 +123,23 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ),
     ChangeKind.BEST_EFFORT: lambda _, job: "submit the job again as best effort",
     ChangeKind.ANY_PLAN: lambda _, job: "submit the job again without a stated execution plan",
-    ChangeKind.QUOTA: lambda c, _: (
-        f"raise the quota of {c.subject}{_from(c)} to {int(c.amount)} GPUs"
+    ChangeKind.QUOTA: lambda c, _: fill(
+        "raise the quota of {tenant}{before} to {gpus} GPUs",
+        tenant=c.named_subject,
+        before=_from(c),
+        gpus=int(c.amount),
     ),
-    ChangeKind.BORROW: lambda c, _: (
-        f"let tenant {c.subject} borrow {int(c.amount)} GPUs instead of {int(c.before)}"
+    ChangeKind.BORROW: lambda c, _: fill(
+        "let tenant {tenant} borrow {gpus} GPUs instead of {before}",
+        tenant=c.named_subject,
+        gpus=int(c.amount),
+        before=int(c.before),
     ),
-    ChangeKind.LEND: lambda c, _: f"let tenant {c.subject} lend its quota",
-    ChangeKind.TENANT_WEIGHT: lambda c, _: (
-        f"give tenant {c.subject} a weight of {_amount(c.amount)}"
+    ChangeKind.LEND: lambda c, _: fill(
+        "let tenant {tenant} lend its quota", tenant=c.named_subject
+    ),
+    ChangeKind.TENANT_WEIGHT: lambda c, _: fill(
+        "give tenant {tenant} a weight of {weight:.12g}", tenant=c.named_subject, weight=c.amount
     ),
     ChangeKind.UNDRAIN: lambda c, _: (
         f"undrain node {c.subject}, or start its agent: `tessera undrain {c.subject}`"
@@ -147,22 +156,23 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ),
     ChangeKind.ADD_CELL: _cell,
     ChangeKind.POLICY: lambda c, _: _OPTIONS[c.subject](c),
-    ChangeKind.END: lambda c, _: f"wait until {c.subject} has ended",
+    ChangeKind.END: lambda c, _: fill("wait until {job} has ended", job=c.named_subject),
     ChangeKind.WAIT: lambda c, _: f"wait until {format_rfc3339(c.amount)}",
 }
 
 
-def describe_changes(changes: Sequence[Change], job: str) -> str:
+def describe_changes(changes: Sequence[Change], job: str) -> Text:
     """Return what to do, e.g. ``wait until a and b have ended``."""
-    names = [change.subject for change in changes]
+    names = [change.named_subject for change in changes]
     if len(changes) > 1 and changes[0].kind is ChangeKind.END:
-        return f"wait until {join_names(names, len(names))} have ended"
+        return fill("wait until {jobs} have ended", jobs=join_names(names, len(names)))
     if len(changes) > 1 and changes[0].kind is ChangeKind.UNDRAIN:
-        return (
-            f"undrain nodes {join_names(names, len(names))}, or start their agents:"
-            f" `tessera undrain {' '.join(names)}`"
+        return fill(
+            "undrain nodes {nodes}, or start their agents: `tessera undrain {arguments}`",
+            nodes=join_names(names, len(names)),
+            arguments=join(" ", names),
         )
-    return "; ".join(_TEXTS[change.kind](change, job) for change in changes)
+    return join("; ", [_TEXTS[change.kind](change, job) for change in changes])
 
 
 def describe_step(
@@ -172,7 +182,7 @@ def describe_step(
     cell: str,
     then: ReasonCode | None,
     effects: Sequence[Effect],
-) -> str:
+) -> Text:
     """Return a step in words, with what a round then decides. ``cell`` is the job's Cell then."""
     if claim is Claim.OTHER_REASON:
         shown = f"the job would then wait for another reason, {then}"
@@ -180,24 +190,26 @@ def describe_step(
         shown = "the job would then stay as it was"
     else:
         shown = f"the job would then run on {cell}"
-    return f"{describe_changes(changes, job)}; {shown}{_losses(effects)}"
+    does = join("; ", (describe_changes(changes, job), shown))
+    return join(", and ", (does, *_losses(effects)))
 
 
-def _losses(effects: Sequence[Effect]) -> str:
-    """Return what other jobs would lose, or "" if they would lose nothing."""
+def _losses(effects: Sequence[Effect]) -> Iterator[Text]:
+    """Yield what other jobs would lose."""
     stops = [effect.job for effect in effects if not effect.cell]
-    slower = [effect for effect in effects if effect.cell]
-    losses = [f"{join_names(stops)} would wait"] if stops else []
-    if len(slower) == 1:
-        losses.append(f"{slower[0].job} would run more slowly, on {slower[0].cell}")
-    elif slower:
-        losses.append(f"{join_names([effect.job for effect in slower])} would run more slowly")
-    return "".join(f", and {loss}" for loss in losses)
+    slower = [effect.job for effect in effects if effect.cell]
+    cells = [effect.cell for effect in effects if effect.cell]
+    if stops:
+        yield fill("{jobs} would wait", jobs=join_names(stops))
+    if slower:
+        cell = f", on {cells[0]}" if len(cells) == 1 else ""
+        yield fill("{jobs} would run more slowly{cell}", jobs=join_names(slower), cell=cell)
 
 
-def join_names(names: Sequence[str], most: int = MAX_NAMES) -> str:
+def join_names(names: Sequence[Text], most: int = MAX_NAMES) -> Text:
     """Return names as in a sentence, e.g. ``a, b and 2 more``."""
     shown = list(names[:most])
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    final_name = shown.pop()
+    return join(" and ", (join(", ", shown), final_name)) if shown else final_name

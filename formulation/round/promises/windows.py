@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.formulation.base.moments import format_rfc3339
 from tessera.formulation.base.tables import Bools, Ints
+from tessera.formulation.base.texts import fill
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.round.draft import Draft, RowUse, find_losers
@@ -137,8 +138,8 @@ def _held(snapshot: Snapshot, window: _Window) -> Reason:
 
 def with_window(snapshot: Snapshot, reason: Reason) -> Reason:
     """Return the reason with when the reservation ends, if a row of one holds a job back."""
-    row = dict(reason.evidence).get("row", "")
-    if reason.code is not ReasonCode.HELD_FOR_RESERVATION or not row:
+    row = dict(reason.evidence).get("row")
+    if reason.code is not ReasonCode.HELD_FOR_RESERVATION or not isinstance(row, str):
         return reason
     names = row.split("/")[1].split("+")
     ends = [
@@ -151,6 +152,6 @@ def with_window(snapshot: Snapshot, reason: Reason) -> Reason:
     end = format_rfc3339(max(ends))
     return replace(
         reason,
-        message=f"{reason.message}; it ends at {end}",
+        message=fill("{message}; it ends at {end}", message=reason.message, end=end),
         evidence=(*reason.evidence, ("reservation", "+".join(names)), ("ends", end)),
     )

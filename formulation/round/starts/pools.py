@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.round.draft import Draft
-from tessera.formulation.round.problem import RowKind
-
-TENANT_ROWS: Final = (RowKind.QUOTA, RowKind.HELD, RowKind.KEPT)
-"""The rows that planned starts keep free over time, like GPUs."""
+from tessera.formulation.round.problem import TENANT_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tessera.formulation.base.access import LOCAL
 from tessera.formulation.base.clock import SystemClock
 from tessera.formulation.base.plugins import is_reference
 from tessera.modelling.files import read_snapshot
@@ -59,4 +60,5 @@ def solve(
     )
     if is_reference(chosen.scheduler):
         require_kept_rules(chosen.scheduler, decided.summary.violations)
-    show_decided(of_round(decided, summary_only=False), output, everything=everything)
+    message = of_round(decided, LOCAL.sees_tenant, summary_only=False)
+    show_decided(message, output, everything=everything)

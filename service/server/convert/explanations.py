@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tessera.formulation.answer.explanations.records import Displacement, Step
+from tessera.formulation.base.texts import SeesTenant, render
 from tessera.formulation.job.reasons import CAUSES, ReasonCode
 from tessera.formulation.records.explanations import JobExplanation, group_rounds
 from tessera.formulation.records.rounds import JobRound
@@ -15,8 +16,13 @@ from tessera.service.server.convert.jobs import of_planned_start, of_reason
 from tessera.v1 import jobs_pb2 as pb
 
 
-def of_explanation(cluster: str, job: str, found: JobExplanation) -> pb.ExplainJobResponse:
-    """Return the answer to ExplainJob, with the names of all jobs."""
+def of_explanation(
+    cluster: str, job: str, found: JobExplanation, sees_tenant: SeesTenant
+) -> pb.ExplainJobResponse:
+    """Return the answer to ExplainJob, for a caller who ``sees_tenant`` some tenants.
+
+    It names no other tenants and none of their jobs, nor does it say what these are worth.
+    """
     explanation = found.explanation
     message = pb.ExplainJobResponse(
         job=names.job_name(cluster, job),
@@ -36,38 +42,46 @@ def of_explanation(cluster: str, job: str, found: JobExplanation) -> pb.ExplainJ
         return message
     message.unit = explanation.unit
     message.cause = CAUSES[explanation.reason.code]
-    message.reason.CopyFrom(of_reason(cluster, explanation.reason, found.number))
-    message.displaced_by.extend(_of_displacement(cluster, d) for d in explanation.displaced_by)
-    message.steps.extend(of_step(cluster, step) for step in explanation.steps)
+    message.reason.CopyFrom(of_reason(cluster, explanation.reason, found.number, sees_tenant))
+    message.displaced_by.extend(
+        _of_displacement(cluster, d, sees_tenant) for d in explanation.displaced_by
+    )
+    message.steps.extend(_of_step(cluster, step, sees_tenant) for step in explanation.steps)
     message.rounds_tried = explanation.rounds_tried
     if math.isfinite(explanation.value_per_gpu):
         message.value_per_gpu = explanation.value_per_gpu
     return message
 
 
-def _of_displacement(cluster: str, d: Displacement) -> pb.Displacement:
+def _of_displacement(cluster: str, d: Displacement, sees_tenant: SeesTenant) -> pb.Displacement:
+    is_seen = sees_tenant(d.job.tenant)
     return pb.Displacement(
-        job=names.job_name(cluster, d.job),
+        job=names.job_name(cluster, d.job.text) if is_seen else "",
         gpu_type=d.gpu_type,
         gpus=d.gpus,
         taken_gpus=d.taken,
         rule=d.by,
-        value_per_gpu=d.value_per_gpu if math.isfinite(d.value_per_gpu) else None,
+        value_per_gpu=d.value_per_gpu if is_seen and math.isfinite(d.value_per_gpu) else None,
     )
 
 
-def of_step(cluster: str, step: Step) -> pb.NextStep:
-    """Return the message of a step."""
+def _of_step(cluster: str, step: Step, sees_tenant: SeesTenant) -> pb.NextStep:
+    jobs = [effect.job for effect in step.effects]
     return pb.NextStep(
         actor=step.actor,
-        message=step.message,
+        message=render(step.message, sees_tenant),
         changes=[
-            pb.StepChange(code=c.kind, subject=c.subject, amount=c.amount, size=c.size)
+            pb.StepChange(
+                code=c.kind,
+                subject=render(c.named_subject, sees_tenant),
+                amount=c.amount,
+                size=c.size,
+            )
             for c in step.changes
         ],
         claim=step.claim,
         next_reason=step.then or "",
-        losing_jobs=[names.job_name(cluster, effect.job) for effect in step.effects],
+        losing_jobs=[names.job_name(cluster, job.text) for job in jobs if sees_tenant(job.tenant)],
     )
 
 

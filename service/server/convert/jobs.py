@@ -11,6 +11,7 @@ from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.secrets import holds_secret
 from tessera.formulation.base.selectors import Selector
+from tessera.formulation.base.texts import SeesTenant, render
 from tessera.formulation.base.values import PROFILING, RUN_LABEL, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, check_fits, read_execution_plan
 from tessera.formulation.job.exit_reasons import ExitReason
@@ -283,8 +284,8 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     return message
 
 
-def of_job(record: JobRecord) -> pb.Job:
-    """Return the message of a stored job."""
+def of_job(record: JobRecord, sees_tenant: SeesTenant) -> pb.Job:
+    """Return the message of a stored job, for a caller who ``sees_tenant`` some tenants."""
     cluster, message = record.cluster, of_spec(record.cluster, record.spec)
     message.name = names.job_name(cluster, record.spec.name)
     message.etag = fields.etag_of(record.version)
@@ -292,7 +293,7 @@ def of_job(record: JobRecord) -> pb.Job:
     message.create_time.CopyFrom(fields.timestamp_of(record.created_s))
     message.iterations_done = record.iterations_done
     message.generation = record.generation
-    message.after.extend(of_dependency(cluster, one) for one in record.dependencies)
+    message.after.extend(of_dependency(cluster, one, sees_tenant) for one in record.dependencies)
     if record.spec.array is not None:
         message.array.CopyFrom(of_array_member(cluster, record.spec.array))
     message.retries = record.retries
@@ -317,7 +318,9 @@ def of_job(record: JobRecord) -> pb.Job:
     if record.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, record.allocation))
     if record.reason is not None:
-        message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round))
+        message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round, sees_tenant))
+        if record.state is JobState.REJECTED:
+            message.last_error = message.reason.message
     if record.training is not None:
         message.training.CopyFrom(_of_training(record.training))
     if record.forecast is not None and record.ended_s is None:
@@ -366,13 +369,13 @@ def _of_training(record: TrainingRecord) -> pb.Training:
     return message
 
 
-def of_event(record: JobEventRecord) -> pb.JobEvent:
-    """Return an entry of a job's history."""
+def of_event(record: JobEventRecord, sees_tenant: SeesTenant) -> pb.JobEvent:
+    """Return an entry of a job's history, for a caller who ``sees_tenant`` some tenants."""
     return pb.JobEvent(
         time=fields.timestamp_of(record.at_s),
         event=record.event,
         state=_STATE_NUMBER[record.state],
-        detail=record.detail,
+        detail=render(record.detail, sees_tenant),
     )
 
 
@@ -392,13 +395,18 @@ def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     )
 
 
-def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
-    """Return the message of a reason that round ``number`` gave. If it is 0, no round is named."""
+def of_reason(cluster: str, reason: Reason, number: int, sees_tenant: SeesTenant) -> pb.Reason:
+    """Return the message of a reason that round ``number`` gave. If it is 0, no round is named.
+
+    The caller ``sees_tenant`` some tenants. Its texts do not name others.
+    """
     return pb.Reason(
         code=reason.code,
-        message=reason.message,
-        next_step=reason.next_step,
-        evidence=dict(reason.evidence),
+        message=render(reason.message, sees_tenant),
+        next_step=render(reason.next_step, sees_tenant),
+        evidence={
+            render(key, sees_tenant): render(value, sees_tenant) for key, value in reason.evidence
+        },
         round=names.round_name(cluster, number) if number else "",
     )
 

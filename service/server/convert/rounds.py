@@ -11,6 +11,7 @@ from typing import Final
 from tessera.estimator.files.documents import read_document
 from tessera.formulation.base.documents import POLICY
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.texts import SeesTenant
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.formulation.round.goals import GoalResult
 from tessera.formulation.round.parameters import PARAMETERS_FIELD
@@ -83,12 +84,17 @@ def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptio
     return message
 
 
-def of_round(record: RoundRecord, *, summary_only: bool) -> pb.Round:
-    """Return the message of a round, without its decisions if ``summary_only``."""
+def of_round(record: RoundRecord, sees_tenant: SeesTenant, *, summary_only: bool) -> pb.Round:
+    """Return the message of a round, without its decisions if ``summary_only``.
+
+    The caller ``sees_tenant`` some tenants. Reasons do not name others, but all jobs have decisions.
+    """
     message = of_summary(record.summary)
     if not summary_only:
         cluster, number = record.summary.cluster, record.summary.number
-        message.decisions.extend(_of_decision(cluster, number, d) for d in record.decisions)
+        message.decisions.extend(
+            _of_decision(cluster, number, d, sees_tenant) for d in record.decisions
+        )
     return message
 
 
@@ -152,7 +158,9 @@ def _of_goal(goal: GoalResult) -> pb.GoalResult:
     )
 
 
-def _of_decision(cluster: str, number: int, d: DecisionRecord) -> pb.Decision:
+def _of_decision(
+    cluster: str, number: int, d: DecisionRecord, sees_tenant: SeesTenant
+) -> pb.Decision:
     message = pb.Decision(
         job=names.job_name(cluster, d.job),
         kind=d.kind,
@@ -165,5 +173,5 @@ def _of_decision(cluster: str, number: int, d: DecisionRecord) -> pb.Decision:
     if d.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, d.allocation))
     if d.reason is not None:
-        message.reason.CopyFrom(of_reason(cluster, d.reason, number))
+        message.reason.CopyFrom(of_reason(cluster, d.reason, number, sees_tenant))
     return message

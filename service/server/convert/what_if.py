@@ -166,7 +166,7 @@ def _of_round(
     return pb.RoundDifference(
         before=_of_cluster(found.before),
         after=_of_cluster(found.after),
-        jobs=[_of_difference(cluster, one) for one in shown],
+        jobs=[_of_difference(cluster, one, identity) for one in shown],
         other_jobs={effect: count for effect, count in others.items() if count},
         unchanged_jobs=found.unchanged,
         same_objective=found.same_objective,
@@ -186,23 +186,25 @@ def _of_cluster(found: ClusterOutlook) -> pb.ClusterOutlook:
     )
 
 
-def _of_difference(cluster: str, found: JobDifference) -> pb.JobDifference:
+def _of_difference(cluster: str, found: JobDifference, identity: Identity) -> pb.JobDifference:
     return pb.JobDifference(
         job=names.job_name(cluster, found.job),
         effect=found.effect,
-        before=_of_outlook(cluster, found.before),
-        after=_of_outlook(cluster, found.after),
+        before=_of_outlook(cluster, found.before, identity),
+        after=_of_outlook(cluster, found.after, identity),
     )
 
 
-def _of_outlook(cluster: str, found: JobOutlook | None) -> pb.JobOutlook | None:
+def _of_outlook(cluster: str, found: JobOutlook | None, identity: Identity) -> pb.JobOutlook | None:
     if found is None:
         return None
     return pb.JobOutlook(
         kind=found.kind,
         cell=_of_cell(found.cell),
         rate=found.rate,
-        reason=None if found.reason is None else convert_jobs.of_reason(cluster, found.reason, 0),
+        reason=None
+        if found.reason is None
+        else convert_jobs.of_reason(cluster, found.reason, 0, identity.sees_tenant),
     )
 
 
@@ -264,7 +266,9 @@ def _of_offer(cluster: str, found: JobOffer, identity: Identity) -> pb.JobOffer:
         stopped=stopped,
         slowed=slowed,
         other_losers=len(found.stopped) + len(found.slowed) - len(stopped) - len(slowed),
-        reason=None if found.reason is None else convert_jobs.of_reason(cluster, found.reason, 0),
+        reason=None
+        if found.reason is None
+        else convert_jobs.of_reason(cluster, found.reason, 0, identity.sees_tenant),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.texts import HIDDEN_NAME, SeesTenant
 from tessera.formulation.job.arrays import MAX_INDEX, ArrayMember, ArrayRange, ArrayRecord
 from tessera.formulation.job.dependencies import (
     MAX_DEPENDENCIES,
@@ -57,10 +58,10 @@ def to_dependencies(
     return tuple(found)
 
 
-def of_dependency(cluster: str, record: DependencyRecord) -> pb.Dependency:
-    """Return the message of a stored dependency."""
+def of_dependency(cluster: str, record: DependencyRecord, sees_tenant: SeesTenant) -> pb.Dependency:
+    """Return the message of a stored dependency, for a caller who ``sees_tenant`` some tenants."""
     return pb.Dependency(
-        job=names.job_name(cluster, record.job),
+        job=names.job_name(cluster, record.job) if sees_tenant(record.tenant) else HIDDEN_NAME,
         condition=_CONDITION_NUMBERS[record.condition],
         met=record.met,
         state=record.state,

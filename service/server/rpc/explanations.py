@@ -6,14 +6,12 @@ from typing import Any
 
 import grpc.aio
 
-from tessera.db.store.store import Store
 from tessera.formulation.base.access import IDENTITY
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.server.convert import names
 from tessera.service.server.convert.explanations import of_explanation
 from tessera.service.server.rounds.explaining import CallTime, JobExplainer
 from tessera.service.server.rpc.deadlines import CallDeadlines
-from tessera.service.server.rpc.visibility import find_tenants, hide_in_explanation
 from tessera.service.server.tasks.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.v1 import jobs_pb2 as pb
 
@@ -23,13 +21,12 @@ class ExplanationCalls:
 
     def __init__(
         self,
-        store: Store,
         explainer: JobExplainer,
         calls: SizedCalls,
         trials: Lane,
         deadlines: CallDeadlines,
     ) -> None:
-        self._store, self._explainer, self._calls = store, explainer, calls
+        self._explainer, self._calls = explainer, calls
         self._trials, self._deadlines = trials, deadlines
 
     async def explain(
@@ -52,14 +49,10 @@ class ExplanationCalls:
             explained = self._explainer.explain(
                 cluster, job, request.round, time, with_steps=not request.without_steps
             )
-            message = of_explanation(cluster, job, explained)
-            hide_in_explanation(IDENTITY.get(), cluster, message, find_tenants(self._store))
-            return message
+            return of_explanation(cluster, job, explained, IDENTITY.get().sees_tenant)
 
         return await self._trials.run(CALLER.get(), f"explanation of {job} in {cluster}", work)
 
     def _read_recorded(self, cluster: str, job: str, number: int) -> pb.ExplainJobResponse:
         recorded = self._explainer.read_recorded(cluster, job, number)
-        message = of_explanation(cluster, job, recorded)
-        hide_in_explanation(IDENTITY.get(), cluster, message, find_tenants(self._store))
-        return message
+        return of_explanation(cluster, job, recorded, IDENTITY.get().sees_tenant)

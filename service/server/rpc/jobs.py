@@ -49,7 +49,6 @@ from tessera.service.server.rpc.explanations import ExplanationCalls
 from tessera.service.server.rpc.logs import OutputReader
 from tessera.service.server.rpc.paging import page_of
 from tessera.service.server.rpc.sharing import SharedReads
-from tessera.service.server.rpc.visibility import hide_in_job
 from tessera.service.server.tasks.calls import StreamPlaces, Wakeups
 from tessera.service.server.tasks.lanes import CALLER, Lane, SizedCalls
 from tessera.solvers.rounds.options import RoundOptions
@@ -130,7 +129,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """Return the events of a job, oldest first."""
         cluster, job = names.parse_job("parent", request.parent)
         history = await self._calls.run(self._store.read, job_history, cluster, job)
-        return pb.ListJobEventsResponse(events=[convert.of_event(entry) for entry in history])
+        sees_tenant = IDENTITY.get().sees_tenant
+        return pb.ListJobEventsResponse(events=[convert.of_event(e, sees_tenant) for e in history])
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
         """Return a page of jobs, in order of submission."""
@@ -400,7 +400,4 @@ def _warned(
 
 def _shown(record: JobRecord) -> pb.Job:
     """Return the message of a stored job, with what its caller may see."""
-    message = convert.of_job(record)
-    others = [d.job for d in record.dependencies if not IDENTITY.get().sees_tenant(d.tenant)]
-    hide_in_job(IDENTITY.get(), message, others)
-    return message
+    return convert.of_job(record, IDENTITY.get().sees_tenant)

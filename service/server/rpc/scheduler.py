@@ -176,15 +176,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             fair_s=fair_s,
             policy_version=standing.version,
         )
-        return self._with_plans(
-            cluster, convert.of_round(record, summary_only=request.summary_only)
-        )
+        sees_tenant = IDENTITY.get().sees_tenant
+        message = convert.of_round(record, sees_tenant, summary_only=request.summary_only)
+        return self._with_plans(cluster, message)
 
     def _get_round(self, request: pb.GetRoundRequest) -> pb.Round:
         cluster, number = names.parse_round("name", request.name)
         record = self._store.get_round(cluster, number)
-        message = convert.of_round(record, summary_only=request.summary_only)
-        hide_in_round(IDENTITY.get(), cluster, message, find_tenants(self._store))
+        identity = IDENTITY.get()
+        message = convert.of_round(record, identity.sees_tenant, summary_only=request.summary_only)
+        hide_in_round(identity, cluster, message, find_tenants(self._store))
         return self._with_plans(cluster, message)
 
     def _with_plans(self, cluster: str, message: pb.Round) -> pb.Round:
@@ -223,13 +224,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
         )
-        answer = self._with_plans(
-            cluster, convert.of_round(record, summary_only=request.summary_only)
-        )
+        sees_tenant = IDENTITY.get().sees_tenant
+        message = convert.of_round(record, sees_tenant, summary_only=request.summary_only)
         snapshot = b""
         if request.with_snapshot:
             snapshot = encode(self._store.round_snapshot(cluster, number))
-        return pb.ReplayRoundResponse(round=answer, same_decisions=same, snapshot=snapshot)
+        return pb.ReplayRoundResponse(
+            round=self._with_plans(cluster, message), same_decisions=same, snapshot=snapshot
+        )
 
     def _verify(
         self, request: pb.VerifyRoundRequest, cancelled: Callable[[], bool]
@@ -238,7 +240,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         record, checks = verify_round(self._store, cluster, number, cancelled)
         document = encode_document(request.name, record, checks) if request.with_document else b""
         return pb.VerifyRoundResponse(
-            round=convert.of_round(record, summary_only=True),
+            round=convert.of_summary(record.summary),
             goals=map(convert.of_check, checks),
             document=document,
         )

@@ -23,7 +23,6 @@ from tessera.service.server.convert.what_if import MAX_NODES
 from tessera.service.server.estimates.stated_plans import read_job_plan
 from tessera.service.server.rounds.standing_policy import StandingPolicies
 from tessera.service.server.rpc.deadlines import CallDeadlines
-from tessera.service.server.rpc.visibility import hide_in_what_if
 from tessera.service.server.tasks.lanes import CALLER, Lane, LaneTurn
 from tessera.service.server.what_if.asking import Lookahead, WhatIfAsker
 from tessera.service.server.what_if.orders import HypothesisQuestion
@@ -80,9 +79,7 @@ class WhatIfCalls:
                 remaining_s=lambda: min(remaining_s(), longest_s(), turn.left_s()),
                 cancelled=turn.is_over,
             )
-            message = convert.of_answer(cluster, answer, IDENTITY.get(), max_jobs)
-            hide_in_what_if(IDENTITY.get(), message)
-            return message
+            return convert.of_answer(cluster, answer, IDENTITY.get(), max_jobs)
 
         return await self._trials.run(CALLER.get(), f"what-if in {cluster}", work)
 

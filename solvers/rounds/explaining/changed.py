@@ -7,6 +7,7 @@ import numpy as np
 from tessera.formulation.answer.decisions import Decision, DecisionKind
 from tessera.formulation.answer.explanations.records import Displacement
 from tessera.formulation.answer.explanations.words import join_names
+from tessera.formulation.base.texts import Text, fill, join
 from tessera.formulation.base.values import CellKey
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.round.promises.nodes import sits_elsewhere
@@ -82,13 +83,18 @@ def explain_running(
             next_step=_NOTHING_TO_DO,
             evidence=evidence,
         )
-    takers = join_names([d.job for d in displaced_by]) if displaced_by else ""
-    given = f", because {takers} got GPUs that it held" if takers else ""
+    takers = [d.job for d in displaced_by]
+    cause: Text = ""
+    if takers:
+        cause = fill(", because {jobs} got GPUs that it held", jobs=join_names(takers))
     if kind is DecisionKind.MOVE and same_cell:
         return Reason(
             code=ReasonCode.GAVE_WAY if takers else ReasonCode.MADE_ROOM,
-            message=f"the job goes to other GPUs of the same Cell, {cell}"
-            + (given or ", which reduces fragmentation"),
+            message=fill(
+                "the job goes to other GPUs of the same Cell, {cell}{cause}",
+                cell=cell,
+                cause=cause or ", which reduces fragmentation",
+            ),
             next_step=_NOTHING_TO_DO,
             evidence=evidence,
         )
@@ -105,7 +111,7 @@ def explain_running(
     if loses:
         return Reason(
             code=ReasonCode.GAVE_WAY,
-            message=f"{change}{given or ', which leaves more to other jobs'}",
+            message=join("", (change, cause or ", which leaves more to other jobs")),
             next_step="raise the job's weight",
             evidence=evidence,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.answer.explanations.records import DisplacedBy, Displacement, Effect
 from tessera.formulation.answer.placement import Gang, current_gangs
+from tessera.formulation.base.texts import Name
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.rounds.explaining.changed import cell_in_words
 from tessera.solvers.rounds.explaining.trials import RATE_TOLERANCE, Trial
@@ -36,10 +37,10 @@ def _gpus_of(gang: Gang) -> set[tuple[int, int]]:
 def find_effects(snapshot: Snapshot, outcome: RoundOutcome, trial: Trial) -> tuple[Effect, ...]:
     """Return what other jobs would lose by a step, those that would stop first."""
     ended = {change.subject for change in trial.changes}
-    effects = []
+    effects, jobs = [], snapshot.jobs
     for was, then in zip(outcome.decisions, trial.outcome.decisions, strict=True):
-        name = snapshot.jobs.name[was.job]
-        if was.gang is None or was.job == trial.decision.job or name in ended:
+        name = Name(jobs.name[was.job], jobs.tenant[was.job])
+        if was.gang is None or was.job == trial.decision.job or name.text in ended:
             continue
         if then.gang is not None and then.rate >= was.rate * (1 - RATE_TOLERANCE):
             continue
@@ -64,7 +65,7 @@ def describe_displacers(
             continue
         displacements.append(
             Displacement(
-                job=snapshot.jobs.name[other],
+                job=Name(snapshot.jobs.name[other], snapshot.jobs.tenant[other]),
                 gpu_type=snapshot.gpu_types[decision.cell.gpu_type].name,
                 gpus=decision.gang.gpus,
                 by=_rule(snapshot, options, outcome, other),

@@ -209,7 +209,7 @@ class _StepSearch:
             options=self._trials.options,
             job=self._job,
             outcome=self._outcome,
-            rivals=[self._snapshot.jobs.name[j] for j in self._rivals],
+            rivals=self._rivals,
         )
         for wished in (True, False):
             if not wished and (self._runs or kind not in _FIRST.get(self._first.reason.code, ())):
@@ -240,7 +240,7 @@ class _StepSearch:
         names = {name: j for j, name in enumerate(self._snapshot.jobs.name)}
         for _, step in self._steps:
             if step.actor is Actor.USER and step.effects:
-                return [names[effect.job] for effect in step.effects]
+                return [names[effect.job.text] for effect in step.effects]
         for _, step in self._steps:
             if step.changes[0].kind is ChangeKind.END:
                 return [names[change.subject] for change in step.changes]

@@ -48,14 +48,14 @@ MAX_JOBS_ENDED: Final = 6
 class Situation:
     """The facts that ladders are made from.
 
-    ``rivals`` are jobs with GPUs after the round, by name, first those that displaced the job.
+    ``rivals`` are jobs with GPUs after the round, first those that displaced the job.
     """
 
     snapshot: Snapshot
     options: RoundOptions
     job: int
     outcome: RoundOutcome
-    rivals: Sequence[str] = ()
+    rivals: Sequence[int] = ()
 
     @property
     def line(self) -> tuple[str, ...]:
@@ -86,9 +86,13 @@ Ladders = Iterator[Ladder]
 
 
 def _one(
-    kind: ChangeKind, amount: float = 0.0, before: float = math.nan, subject: str = ""
+    kind: ChangeKind,
+    amount: float = 0.0,
+    before: float = math.nan,
+    subject: str = "",
+    tenant: str | None = None,
 ) -> Changes:
-    return (Change(kind=kind, amount=amount, before=before, subject=subject),)
+    return (Change(kind=kind, amount=amount, before=before, subject=subject, tenant=tenant),)
 
 
 def round_up(value: float, digits: int = 3) -> float:
@@ -214,7 +218,7 @@ def _quotas(s: Situation) -> Ladders:
         full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
         if name in s.line:
             values = range(gpus + 1, max(gpus + 1, whole) + 1)
-            yield [_one(ChangeKind.QUOTA, n, gpus, subject=full) for n in values]
+            yield [_one(ChangeKind.QUOTA, n, gpus, full, name) for n in values]
 
 
 def _borrowing(s: Situation) -> Ladders:
@@ -222,21 +226,21 @@ def _borrowing(s: Situation) -> Ladders:
     for name, now in zip(tenants.name, tenants.borrow_gpus.tolist(), strict=True):
         if name in s.line and now >= 0:
             values = range(now + 1, max(now + 1, whole) + 1)
-            yield [_one(ChangeKind.BORROW, n, now, subject=name) for n in values]
+            yield [_one(ChangeKind.BORROW, n, now, name, name) for n in values]
 
 
 def _lending(s: Situation) -> Ladders:
     tenants = s.snapshot.tenants
     for name, keeps in zip(tenants.name, tenants.keeps_idle_quota.tolist(), strict=True):
         if name not in s.line and keeps:
-            yield [_one(ChangeKind.LEND, 0, subject=name)]
+            yield [_one(ChangeKind.LEND, 0, subject=name, tenant=name)]
 
 
 def _tenant_weights(s: Situation) -> Ladders:
     tenants = s.snapshot.tenants
     for name, weight in zip(tenants.name, tenants.weight.tolist(), strict=True):
         if name in s.line and weight == 0:
-            yield [_one(ChangeKind.TENANT_WEIGHT, 1, 0, subject=name) + _some_weight(s)]
+            yield [_one(ChangeKind.TENANT_WEIGHT, 1, 0, name, name) + _some_weight(s)]
 
 
 def _undraining(s: Situation) -> Ladders:
@@ -375,7 +379,11 @@ def _policies(s: Situation) -> Ladders:
 
 
 def _ends(s: Situation) -> Ladders:
-    jobs = [Change(kind=ChangeKind.END, subject=name) for name in s.rivals[:MAX_JOBS_ENDED]]
+    name, tenant = s.snapshot.jobs.name, s.snapshot.jobs.tenant
+    jobs = [
+        Change(kind=ChangeKind.END, subject=name[rival], tenant=tenant[rival])
+        for rival in s.rivals[:MAX_JOBS_ENDED]
+    ]
     for job in jobs:
         yield [(job,)]
     yield [tuple(jobs[:count]) for count in range(2, len(jobs) + 1)]

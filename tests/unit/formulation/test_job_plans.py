@@ -133,7 +133,7 @@ def test_a_job_whose_runtime_can_run_no_estimate_says_so() -> None:
         reason.message
         == "m/0B/256 has estimates, but none by a plan that the runtime torchrun can run"
     )
-    assert "with a plan that torchrun can run" in reason.next_step
+    assert "with a plan that torchrun can run" in str(reason.next_step)
     assert reason.evidence == (("workload", "m/0B/256"), ("runtime", "torchrun"))
 
 
@@ -141,14 +141,16 @@ def test_a_job_whose_only_runnable_plans_fail_says_whose_plans_these_are() -> No
     fails = [ESTIMATES[0] | {"iter_time_s": math.inf}, ESTIMATES[1]]
     reason = reason_of(a_round(a_job("torch", **TORCH), estimates=fails))
     assert reason.code is ReasonCode.NO_FEASIBLE_CELL
-    assert "by a plan that the runtime torchrun can run fits: on 2 x a100, every" in reason.message
+    assert "by a plan that the runtime torchrun can run fits: on 2 x a100, every" in str(
+        reason.message
+    )
 
 
 def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:
     snapshot = offer_runnable_plans(a_round(a_job("torch", plan=TP2, **TORCH)))
     reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
     assert reason.code is ReasonCode.PLAN_UNUSABLE
-    assert "its runtime torchrun cannot run it" in reason.message
+    assert "its runtime torchrun cannot run it" in str(reason.message)
 
 
 def test_a_pinned_job_says_that_its_runtime_has_no_plan_on_the_type() -> None:
@@ -159,7 +161,7 @@ def test_a_pinned_job_says_that_its_runtime_has_no_plan_on_the_type() -> None:
     snapshot = replace(snapshot, nodes=type(snapshot.nodes).from_rows(nodes))
     draft = pinned_gpu_type(first_draft(offer_runnable_plans(snapshot), Policy()))
     assert "has no Cell by a plan that the runtime torchrun can run on this type" in (
-        draft.absent[0].message
+        str(draft.absent[0].message)
     )
 
 
@@ -298,7 +300,7 @@ def test_a_plan_that_runs_nowhere_is_the_jobs_reason(iter_time_s: float | None, 
         snapshot = a_cluster_of_two_plans(a_job("j", plan=2), iter_time_s=iter_time_s)
     reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
     assert reason.code is ReasonCode.PLAN_UNUSABLE
-    assert said in reason.message
+    assert said in str(reason.message)
 
 
 PLANS_OF_REQUEST = ("", "slow", "fast", "absent")

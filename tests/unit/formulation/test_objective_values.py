@@ -136,7 +136,7 @@ def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
         reason.message
         == "the objective cost needs dollars_per_hour of a100, v100, which is not set"
     )
-    assert reason.next_step.startswith("set dollars_per_hour")
+    assert str(reason.next_step).startswith("set dollars_per_hour")
 
 
 def test_the_reason_names_the_rate_floor_if_it_excluded_the_other_types() -> None:
@@ -145,8 +145,8 @@ def test_the_reason_names_the_rate_floor_if_it_excluded_the_other_types() -> Non
     )
     reason = statement.absent[0]
     assert reason.code is ReasonCode.MISSING_DATA
-    assert "watts of a100" in reason.message
-    assert "rate floor, 0.5 of the job's" in reason.message
+    assert "watts of a100" in str(reason.message)
+    assert "rate floor, 0.5 of the job's" in str(reason.message)
 
 
 def test_the_rate_floor_of_a_job_kept_from_its_best_type_is_relative_to_what_it_can_reach() -> None:

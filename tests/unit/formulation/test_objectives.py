@@ -71,7 +71,7 @@ def test_a_job_without_weight_waits_under_every_objective(
     statement = state_round(snapshot, Policy(objective=objective, **options))
     assert np.diff(statement.problem.job_start).astype(bool).tolist() == [False, True]
     assert statement.absent[0].code is ReasonCode.NO_WEIGHT
-    assert why in statement.absent[0].message
+    assert why in str(statement.absent[0].message)
     assert 1 not in statement.absent
 
 
@@ -107,8 +107,8 @@ def test_under_cost_a_job_waits_for_lack_of_gpus_and_not_because_it_costs() -> N
     small = replace(snapshot, nodes=Nodes.from_rows(two_gpus))
     reason = reason_of(small, "cost", 2)
     assert reason.code is ReasonCode.NO_CAPACITY
-    assert "1 x a100, does not fit" in reason.message
-    assert "all a100 GPUs are taken" in reason.message
+    assert "1 x a100, does not fit" in str(reason.message)
+    assert "all a100 GPUs are taken" in str(reason.message)
 
 
 def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
@@ -116,7 +116,7 @@ def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
     solution = CpSat().solve(problem, Budget(remaining_s=lambda: math.inf))
     reason = explain_unchosen(problem, solution, np.array([0]))[0]
     assert reason.code is ReasonCode.OUTPRICED
-    assert "costs more than its value in the objective" in reason.message
+    assert "costs more than its value in the objective" in str(reason.message)
     assert dict(reason.evidence)["unit"] == "weighted sum"
 
 

@@ -99,7 +99,7 @@ def promised_starts(snapshot: Snapshot, outcome: RoundOutcome) -> dict[str, floa
 def evidence_of(snapshot: Snapshot, outcome: RoundOutcome, name: str) -> dict[str, str]:
     """Return the evidence of the reason of a job's decision."""
     decision = next(d for d in outcome.decisions if snapshot.jobs.name[d.job] == name)
-    return dict(reason_of(decision).evidence)
+    return {str(key): str(value) for key, value in reason_of(decision).evidence}
 
 
 def lose_node(snapshot: Snapshot, node: int) -> Snapshot:

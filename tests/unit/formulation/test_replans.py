@@ -74,7 +74,7 @@ def test_another_plan_on_the_same_gpus_is_a_replan_with_its_price_and_reason() -
         "the plan fast is 1.8 x as fast on the same 4 GPUs; the restart of 60 s pays back in 2.25"
         " minutes"
     )
-    evidence = dict(reason.evidence)
+    evidence = {key: str(value) for key, value in reason.evidence}
     assert (evidence["plan"], evidence["former plan"]) == ("fast", "slow")
     assert float(evidence["restart s"]) == 60
     assert float(evidence["restart GPU-s"]) == 240

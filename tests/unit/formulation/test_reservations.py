@@ -137,7 +137,7 @@ def test_a_job_leaves_a_node_whose_window_begins_and_the_entitled_one_gets_it() 
     reason = reason_of(outcome.decisions[2])
     assert reason.code is ReasonCode.HELD_FOR_RESERVATION
     assert dict(reason.evidence)["ends"] == "1970-01-01T00:16:50Z"
-    assert "it ends at 1970-01-01T00:16:50Z" in reason.message
+    assert "it ends at 1970-01-01T00:16:50Z" in str(reason.message)
 
 
 def test_a_reservation_of_gpus_prefers_the_nodes_of_entitled_jobs_and_then_empty_ones() -> None:
@@ -217,4 +217,4 @@ def test_a_job_that_fits_only_on_reserved_gpus_is_told_the_reservation_and_its_e
     reason = reason_of(outcome.decisions[0])
     assert reason.code is ReasonCode.HELD_FOR_RESERVATION
     assert dict(reason.evidence)["reservation"] == "r"
-    assert "until 1970-01-01T00:16:50Z" in reason.message
+    assert "until 1970-01-01T00:16:50Z" in str(reason.message)

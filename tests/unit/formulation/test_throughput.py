@@ -237,5 +237,5 @@ def test_a_job_without_a_cell_within_its_bounds_gets_the_available_counts() -> N
     job = a_job("j", requested_gpus=3, min_gpus=3, max_gpus=3)
     reason = state_round(a_round_of(job), Policy()).absent[0]
     assert reason.code is ReasonCode.PINS_CONTRADICT
-    assert reason.message.startswith("the job may run on at least 3 and at most 3 GPUs")
+    assert str(reason.message).startswith("the job may run on at least 3 and at most 3 GPUs")
     assert dict(reason.evidence)["GPU counts of its Cells"] == "1, 2, 4, 8, 16, 32"

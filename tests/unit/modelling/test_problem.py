@@ -146,8 +146,10 @@ def test_a_deadline_counts_from_now_and_is_promised() -> None:
 def test_an_explanation_names_who_displaced_the_job_and_a_step_that_helps() -> None:
     problem = two_jobs_for_one_node()
     explanation = problem.solve("throughput").explain("gpt")
-    assert [one.job for one in explanation.displaced_by] == ["bert"]
-    weight = next(step.changes[0].amount for step in explanation.steps if "weight" in step.message)
+    assert [str(one.job) for one in explanation.displaced_by] == ["bert"]
+    weight = next(
+        step.changes[0].amount for step in explanation.steps if "weight" in str(step.message)
+    )
     heavier = a_problem()
     heavier.add_job("bert", SPEEDS, samples=1e6, weight=2.0)
     heavier.add_job("gpt", {("h100", 8): 100.0}, samples=1e6, weight=weight)

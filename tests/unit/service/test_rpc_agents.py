@@ -19,7 +19,7 @@ from tessera.formulation.answer.network.descriptions import MAX_MET_JOBS, find_m
 from tessera.formulation.answer.network.outcome import NetworkDecision, Route
 from tessera.formulation.answer.network.plan import NetworkPlan
 from tessera.formulation.answer.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
-from tessera.formulation.base.access import IDENTITY, Identity, Role
+from tessera.formulation.base.access import IDENTITY, LOCAL, Identity, Role
 from tessera.formulation.base.errors import (
     Conflict,
     InvalidInput,
@@ -163,15 +163,15 @@ def test_a_job_is_sent_with_what_its_program_reported() -> None:
             remark="r",
         ),
     )
-    training = jobs.of_job(record).training
+    training = jobs.of_job(record, LOCAL.sees_tenant).training
     assert training.HasField("loss")
     assert training.HasField("checkpoint_iterations")
     assert (training.loss, training.memory_bytes, training.checkpoint_iterations) == (0, 2**30, 0)
     assert training.checkpoint_time.ToNanoseconds() == 1_500_000_000
     assert (training.restart_times.launch_s, training.restart_seconds) == (20.0, 40.0)
     assert (training.exit_reason, training.remark) == (launch_pb2.EXIT_REFUSED, "r")
-    assert not jobs.of_job(replace(record, training=None)).HasField("training")
-    empty = jobs.of_job(replace(record, training=TrainingRecord())).training
+    assert not jobs.of_job(replace(record, training=None), LOCAL.sees_tenant).HasField("training")
+    empty = jobs.of_job(replace(record, training=TrainingRecord()), LOCAL.sees_tenant).training
     assert not empty.HasField("loss")
     assert not empty.HasField("checkpoint_iterations")
     assert not empty.HasField("checkpoint_time")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.base import limits
+from tessera.formulation.base.access import LOCAL
 from tessera.formulation.base.errors import InvalidInput, StaleEtag
 from tessera.formulation.base.values import ESTIMATE_SOURCES, Cell, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, PlanStage
@@ -307,7 +308,7 @@ def test_a_round_lists_its_goals_in_order_and_the_jobs_with_promised_deadlines()
         opportunistic=True,
     )
     record = RoundRecord(summary=a_summary(goals=goals), decisions=(decision,))
-    message = rounds.of_round(record, summary_only=False)
+    message = rounds.of_round(record, LOCAL.sees_tenant, summary_only=False)
     assert [(g.name, g.unit, g.objective, g.bound, g.gap) for g in message.goals] == [
         ("max-min", "GPU-s", 3.0, 2.5, 0.2),
         ("throughput", "jobs", 5.0, 5.0, 0.0),
@@ -368,7 +369,7 @@ def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
         service_gpu_s=3.5,
         queued_s=1e9 + 1,
     )
-    message = jobs.of_job(record)
+    message = jobs.of_job(record, LOCAL.sees_tenant)
     assert (message.admitted, message.opportunistic) == (True, True)
     assert (message.service_gpu_seconds, message.queue_time.seconds) == (3.5, 10**9 + 1)
     (shown,) = message.schedule
@@ -379,13 +380,15 @@ def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
 def test_a_stored_job_shows_its_planned_and_its_promised_start() -> None:
     cell = Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
     record = PlannedStartRecord(start_s=1e9, end_s=2e9, cell=cell, nodes=(("n1", 8),))
-    message = jobs.of_job(a_job_record(start_by_s=1e9 + 60, planned_start=record))
+    message = jobs.of_job(
+        a_job_record(start_by_s=1e9 + 60, planned_start=record), LOCAL.sees_tenant
+    )
     assert (message.start_by.seconds, message.planned_start.start_time.seconds) == (
         10**9 + 60,
         10**9,
     )
     assert message.planned_start.cell.gpus == 8
-    bare = jobs.of_job(a_job_record())
+    bare = jobs.of_job(a_job_record(), LOCAL.sees_tenant)
     assert not bare.HasField("start_by")
     assert not bare.HasField("planned_start")
 

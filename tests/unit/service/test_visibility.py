@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-import pytest
-
 from tessera.formulation.base.access import Identity, Role
 from tessera.service.server.rpc.visibility import (
-    OTHERS,
-    hide_in_explanation,
-    hide_in_job,
     hide_in_nodes,
     hide_in_plan,
-    hide_in_reason,
     hide_in_round,
 )
-from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2
+from tessera.v1 import clusters_pb2, networks_pb2, scheduler_pb2
 
 JOBS = {"mine": "blue", "also-mine": "blue", "theirs": "red", "odd": "the vision team"}
 JOB = "clusters/c/jobs/"
@@ -37,15 +31,7 @@ def tenants_of_jobs(cluster: str, names: Collection[str]) -> dict[str, str]:
 
 
 def a_round() -> scheduler_pb2.Round:
-    decisions = [
-        scheduler_pb2.Decision(
-            job=f"{JOB}{name}",
-            reason=jobs_pb2.Reason(
-                message="red does not lend its quota", evidence={"row": "kept for/red"}
-            ),
-        )
-        for name in (*JOBS, "gone")
-    ]
+    decisions = [scheduler_pb2.Decision(job=f"{JOB}{name}") for name in (*JOBS, "gone")]
     prices = {
         "gpus/a100": 1.0,
         "changes": 0.5,
@@ -79,7 +65,6 @@ def test_a_round_shows_a_tenant_its_own_decisions_and_rows_and_an_operator_all()
     assert not message.failures
     assert message.running == 5
     assert "theirs" not in str(message)
-    assert message.decisions[0].reason.message == f"{OTHERS} does not lend its quota"
     hide_in_round(OPERATOR, "c", whole := a_round(), tenants_of_jobs)
     assert whole == a_round()
 
@@ -102,51 +87,6 @@ def test_callers_without_a_tenant_see_no_tenants_row() -> None:
         hide_in_round(identity, "c", message, tenants_of_jobs)
         assert set(message.prices) == {"gpus/a100", "changes", "reserved/a100/0"}
         assert not message.decisions
-
-
-@pytest.mark.parametrize("tenant", ["red", "the vision team", "\N{SNOWMAN}", "a(b", "a/b"])
-@pytest.mark.parametrize("suffix", ["", "/a100"])
-def test_a_reason_does_not_name_other_tenants(tenant: str, suffix: str) -> None:
-    row = f"kept for/{tenant}{suffix}"
-    reason = jobs_pb2.Reason(
-        message=f"{tenant}{suffix} does not lend its quota: 4 x a100 + 4 of {row}, only 1 of {row} is left",
-        next_step=f"wait for a job of {tenant} to end",
-        evidence={"row": row, "free gpus/a100": "3", f"free {row}": "1"},
-    )
-    hide_in_reason(caller(), reason)
-    assert tenant not in str(reason)
-    assert reason.message.startswith(f"{OTHERS} does not lend its quota: 4 x a100")
-    assert reason.evidence["free gpus/a100"] == "3"
-    assert reason.evidence["row"] == f"kept for/{OTHERS}"
-
-
-def test_reasons_name_the_callers_own_tenants_and_hide_others_where_they_are_whole_words() -> None:
-    reason = jobs_pb2.Reason(
-        message="blue may hold 4 GPUs", evidence={"row": "held/blue", "free held/blue": "4"}
-    )
-    before = jobs_pb2.Reason.FromString(reason.SerializeToString())
-    hide_in_reason(caller(), reason)
-    assert reason == before
-    reason = jobs_pb2.Reason(
-        message="b does not lend its quota, and b-2 and ab and a.b do. Wait for b.",
-        evidence={"row": "kept for/b"},
-    )
-    hide_in_reason(caller(), reason)
-    assert reason.message == (
-        f"{OTHERS} does not lend its quota, and b-2 and ab and a.b do. Wait for {OTHERS}."
-    )
-
-
-def test_a_reason_names_the_type_whose_gpus_are_for_planned_starts() -> None:
-    reason = jobs_pb2.Reason(
-        message="the planned starts of other jobs leave 2 x a100",
-        evidence={"row": "reserved/a100/0", "free": "2"},
-    )
-    message = jobs_pb2.Job(name=f"{JOB}mine", reason=reason)
-    hide_in_job(caller(), message)
-    assert message.reason == reason
-    hide_in_job(caller(), unexplained := jobs_pb2.Job(name=f"{JOB}mine"))
-    assert not unexplained.HasField("reason")
 
 
 def test_a_node_shows_a_tenant_its_own_jobs() -> None:
@@ -176,43 +116,3 @@ def test_a_network_plan_shows_a_tenant_its_own_jobs() -> None:
     assert "theirs" not in str(plan)
     hide_in_plan(OPERATOR, "c", whole := a_plan(), tenants_of_jobs)
     assert whole == a_plan()
-
-
-def an_explanation() -> jobs_pb2.ExplainJobResponse:
-    return jobs_pb2.ExplainJobResponse(
-        job=f"{JOB}mine",
-        reason=jobs_pb2.Reason(message="m", next_step="wait until theirs has ended"),
-        displaced_by=[
-            jobs_pb2.Displacement(job=f"{JOB}{name}", gpus=2, rule="VALUE", value_per_gpu=0.5)
-            for name in ("theirs", "also-mine")
-        ],
-        steps=[
-            jobs_pb2.NextStep(
-                actor="time",
-                message="wait until theirs has ended",
-                changes=[jobs_pb2.StepChange(code="END", subject="theirs")],
-                losing_jobs=[f"{JOB}theirs", f"{JOB}also-mine"],
-            ),
-            jobs_pb2.NextStep(
-                actor="operator",
-                message="let tenant red lend its quota",
-                changes=[jobs_pb2.StepChange(code="LEND", subject="red")],
-            ),
-        ],
-    )
-
-
-def test_an_explanation_names_no_job_and_no_tenant_of_others_except_to_an_operator() -> None:
-    message = an_explanation()
-    hide_in_explanation(caller(), "c", message, tenants_of_jobs)
-    shown = str(message)
-    assert "theirs" not in shown
-    assert "red" not in shown
-    others, mine = message.displaced_by
-    assert (others.job, others.HasField("value_per_gpu"), others.gpus) == ("", False, 2)
-    assert (mine.job, mine.value_per_gpu) == (f"{JOB}also-mine", 0.5)
-    assert message.reason.next_step == f"wait until {OTHERS} has ended"
-    assert message.steps[0].changes[0].subject == OTHERS
-    assert list(message.steps[0].losing_jobs) == [f"{JOB}also-mine"]
-    hide_in_explanation(OPERATOR, "c", whole := an_explanation(), tenants_of_jobs)
-    assert whole == an_explanation()

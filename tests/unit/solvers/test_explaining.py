@@ -73,7 +73,7 @@ def test_a_job_behind_another_learns_the_queue_that_would_do_and_who_goes_before
     change = the_change(explanation, ChangeKind.PRIORITY)
     assert (change.amount, change.before) == (1, 2)
     (displacer,) = explanation.displaced_by
-    assert (displacer.job, displacer.gpus, displacer.gpu_type) == ("strong", 1, "a100")
+    assert (str(displacer.job), displacer.gpus, displacer.gpu_type) == ("strong", 1, "a100")
     assert displacer.by is DisplacedBy.PLAN
     assert displacer.value_per_gpu == pytest.approx(explanation.value_per_gpu)
     changed, options = apply_changes(snapshot, OPTIONS, 1, [change])
@@ -97,7 +97,7 @@ def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
     explanation = explain(snapshot, "old")
     assert explanation.kind is DecisionKind.RESIZE
     assert explanation.reason.code is ReasonCode.GAVE_WAY
-    assert "new got GPUs that it held" in explanation.reason.message
+    assert "new got GPUs that it held" in str(explanation.reason.message)
     assert explanation.steps[0].claim is Claim.KEEPS_RATE
 
 
@@ -191,7 +191,7 @@ def test_a_job_that_needs_more_cores_or_memory_than_nodes_have_learns_how_much(
 ) -> None:
     explanation = explain(snapshot, "j")
     assert explanation.reason.code is ReasonCode.FITS_NOWHERE
-    assert "too few CPU cores or too little host memory" in explanation.reason.message
+    assert "too few CPU cores or too little host memory" in str(explanation.reason.message)
     step = explanation.steps[0]
     assert [(c.kind, c.subject, c.amount, c.before) for c in step.changes] == changes
     assert step.claim is Claim.RUNS
@@ -211,7 +211,7 @@ def test_a_release_that_only_leads_to_another_reason_says_which() -> None:
     explanation = explain(two_jobs_for_one_gpu(state=JobState.HELD), "weak")
     (step,) = explanation.steps
     assert (step.claim, step.then) == (Claim.OTHER_REASON, ReasonCode.OUTPRICED)
-    assert "wait for another reason, OUTPRICED" in step.message
+    assert "wait for another reason, OUTPRICED" in str(step.message)
 
 
 def test_a_job_over_its_tenants_quota_learns_the_quota_that_would_do() -> None:

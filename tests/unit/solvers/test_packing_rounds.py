@@ -56,7 +56,7 @@ def test_gangs_over_half_a_node_are_proven_to_need_a_node_each() -> None:
     snapshot = replace(snapshot, estimates=replace(snapshot.estimates, complete=complete))
     outcome = decide(snapshot)
     (reason,) = [d.reason for d in outcome.decisions if d.reason is not None]
-    assert "1 of the room on nodes (a100: shares of 5-8 count 1)" in reason.message
+    assert "1 of the room on nodes (a100: shares of 5-8 count 1)" in str(reason.message)
     assert outcome.goals[-1].bound == pytest.approx(20.0)
     assert outcome.placed_score == pytest.approx(20.0)
 

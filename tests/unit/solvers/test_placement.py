@@ -17,6 +17,7 @@ from tessera.formulation.answer.check import (
 from tessera.formulation.answer.placement import Gang, Placement
 from tessera.formulation.answer.solution import Solution, SolveStatus
 from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.texts import HIDDEN_NAME, Text, render
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem
@@ -24,7 +25,10 @@ from tessera.formulation.round.statement import state_round
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.exact.portfolio import Portfolio
 from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement.board import Board
 from tessera.solvers.placement.free import FreeGpus
+from tessera.solvers.placement.results import explain_change
+from tessera.solvers.placement.search import SeatChange
 from tests.support.builders import (
     a_job,
     a_node,
@@ -222,6 +226,17 @@ def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() ->
     assert outcome.placement.gangs[0].members == ((1, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[2].members == ((2, (0, 1)),)
     assert set(outcome.unplaced) == {1}
+
+
+def test_a_job_that_loses_its_column_learns_for_which_job_if_it_may_know_it() -> None:
+    snapshot = a_promise_at_risk()
+    policy = Policy(objective="throughput", keep_requests=False, promise_starts=False)
+    board = Board(snapshot, state_round(snapshot, policy).problem)
+    reasons: dict[int, Text] = {}
+    change = SeatChange(0.0, {1: (2, ((1, 0b11),))})
+    explain_change(board, change, 0, {1: 3}, reasons)
+    assert str(reasons[1]) == "promised, which must run, needs its GPUs"
+    assert render(reasons[1], "blue".__eq__) == f"{HIDDEN_NAME}, which must run, needs its GPUs"
 
 
 def a_degraded_job(*, pinned: bool = False, restart_s: float = 36.0) -> Snapshot:

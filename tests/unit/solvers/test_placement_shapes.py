@@ -123,7 +123,7 @@ def test_a_narrower_shape_is_taken_where_the_wide_one_finds_no_place() -> None:
     assert shares(placed, 0) == [8]
     assert nodes_of(placed, problem, 0) == 1
     assert set(placed.unplaced) == {0}
-    assert "4 free GPUs on each of 2 a100 nodes, but 1 have them" in placed.unplaced[0]
+    assert "4 free GPUs on each of 2 a100 nodes, but 1 have them" in str(placed.unplaced[0])
     assert placed.wanted[0] != placed.solution.choice[0]
 
 

@@ -112,13 +112,13 @@ def test_a_job_whose_types_have_no_gpus_learns_which_type_to_allow() -> None:
     explanation = explain(away, "j")
     assert explanation.reason.code is ReasonCode.NODES_AWAY
     assert "may run on v100 only, but too few of these GPUs are schedulable: 0 of 8" in (
-        explanation.reason.message
+        str(explanation.reason.message)
     )
     changes = {step.changes[0].kind: step for step in explanation.steps}
     step = changes[ChangeKind.ALLOW_TYPE]
     assert step.changes[0].subject == "v100,a100"
-    assert (
-        "`tessera update j --allowed-gpu-types v100,a100`; the job would then run" in step.message
+    assert "`tessera update j --allowed-gpu-types v100,a100`; the job would then run" in str(
+        step.message
     )
 
 
@@ -144,7 +144,7 @@ def test_avoided_nodes_and_selectors_leave_what_both_allow() -> None:
     none = decide_round(with_avoided_nodes(snapshot, (0, 0), (0, 1), (0, 2)), Policy())
     reason = reason_of(none.decisions[0])
     assert reason.code is ReasonCode.PINS_CONTRADICT
-    assert "the job runs only on nodes with s=0 and avoids n0, n1, n2" in reason.message
+    assert "the job runs only on nodes with s=0 and avoids n0, n1, n2" in str(reason.message)
 
 
 def test_the_checker_refuses_a_node_that_a_selector_does_not_match() -> None:
@@ -162,10 +162,12 @@ def test_a_job_whose_nodes_are_taken_learns_that_and_what_would_help() -> None:
     jobs = [a_running_job("r", 4, 1, pinned=True, guaranteed=True), a_job("w", 1)]
     explanation = explain(with_selectors(four_nodes(*jobs, gangs={0: whole(2)}), {1: [2]}), "w")
     assert explanation.reason.code is ReasonCode.NODES_TAKEN
-    assert "no nodes with s=0 have GPUs free as the job needs them" in explanation.reason.message
+    assert "no nodes with s=0 have GPUs free as the job needs them" in str(
+        explanation.reason.message
+    )
     step = explanation.steps[0]
     assert step.changes[0].kind is ChangeKind.ANY_LABELS
-    assert "`tessera update w --node-selector none`; the job would then run" in step.message
+    assert "`tessera update w --node-selector none`; the job would then run" in str(step.message)
 
 
 def test_a_node_more_helps_a_job_only_if_it_has_the_labels() -> None:

@@ -234,4 +234,6 @@ def test_a_round_records_its_parameters_and_its_reasons_name_them() -> None:
     assert record.summary.solver == "arena"
     (waits,) = (d for d in record.decisions if d.kind is DecisionKind.WAIT)
     assert waits.reason is not None
-    assert "the scheduler arena (depth=1,breadth=8) gave the job no GPUs" in waits.reason.message
+    assert "the scheduler arena (depth=1,breadth=8) gave the job no GPUs" in str(
+        waits.reason.message
+    )

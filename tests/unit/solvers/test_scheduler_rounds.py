@@ -92,7 +92,7 @@ def test_a_round_says_that_the_scheduler_did_not_choose_a_job() -> None:
     ]
     reason = reason_of(outcome.decisions[2])
     assert reason.code is ReasonCode.NOT_CHOSEN
-    assert "fcfs" in reason.message
+    assert "fcfs" in str(reason.message)
 
 
 def test_a_round_measures_the_choice_by_its_objective_and_claims_no_unproven_gap() -> None:
@@ -135,7 +135,7 @@ def test_an_infeasible_choice_is_dropped_and_reported() -> None:
         scheduler=Scheduler(published=Fcfs(), information=rosy),
     )
     reason = reason_of(outcome.decisions[0])
-    assert "does not run" in reason.message
+    assert "does not run" in str(reason.message)
 
 
 # exactness

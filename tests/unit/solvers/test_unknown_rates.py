@@ -121,7 +121,7 @@ def test_without_a_gpu_type_it_waits_for_an_estimate() -> None:
     assert decision_of(outcome, snapshot, "u").kind is DecisionKind.START
     reason = reason_of(decision_of(outcome, snapshot, "any"))
     assert reason.code is ReasonCode.NO_ESTIMATE
-    assert "states a GPU type runs without" in reason.next_step
+    assert "states a GPU type runs without" in str(reason.next_step)
 
 
 def test_it_waits_while_its_estimates_may_still_come() -> None:

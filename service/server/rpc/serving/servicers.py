@@ -204,9 +204,7 @@ def _jobs(parts: ServicerParts) -> JobsServicer:
         output=output,
         curves=CurveReader(store, config.catalogue(), parts.policies),
         estimates=threads.long,
-        explanations=ExplanationCalls(
-            store, explainer, threads.calls, threads.trials, _deadlines(parts)
-        ),
+        explanations=ExplanationCalls(explainer, threads.calls, threads.trials, _deadlines(parts)),
         new_id=parts.new_id,
         wall_s=parts.wall_s,
         poll_s=config.poll_s,
