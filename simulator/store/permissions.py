@@ -49,7 +49,7 @@ def selectors_of(
     """
     texts = [tuple(str(stored_selector(text)) for text in spec.selectors) for spec in specs]
     return tabulate_selectors(
-        [needed for needed, _ in texts], [liked for _, liked in texts], labels
+        [requirement for requirement, _ in texts], [preference for _, preference in texts], labels
     )
 
 

@@ -43,17 +43,17 @@ def _make_once(make: Maker) -> Maker:
     return cache(make)  # type: ignore[return-value] # classes can be hashed
 
 
-def to_message(record: object, kind: type[MessageType], **others: Any) -> MessageType:
-    """Return the message of a record. ``others`` are the fields that the caller has converted.
+def to_message(record: object, kind: type[MessageType], **other_fields: Any) -> MessageType:
+    """Return the message of a record. ``other_fields`` are the fields that the caller has converted.
 
     A time or a duration is unset if it is None or infinite, or if it is 0 by default.
     """
-    return kind(**_plan_writing(type(record), kind, *others)(record), **others)
+    return kind(**_plan_writing(type(record), kind, *other_fields)(record), **other_fields)
 
 
-def values_of(record: object, kind: type[Message], *without: str) -> dict[str, Any]:
-    """Return the values of the fields that a record and its message share, but for ``without``."""
-    return _plan_writing(type(record), kind, *without)(record)
+def values_of(record: object, kind: type[Message], *excluded_fields: str) -> dict[str, Any]:
+    """Return the values of the fields that a record and its message share, but for ``excluded_fields``."""
+    return _plan_writing(type(record), kind, *excluded_fields)(record)
 
 
 def read_values(
@@ -122,7 +122,7 @@ def usual_readers(message: type[Message], record: type[Any]) -> dict[str, Reader
 
 @_make_once
 def _plan_writing(
-    record: type[Any], kind: type[Message], *without: str
+    record: type[Any], kind: type[Message], *excluded_fields: str
 ) -> Callable[[object], dict[str, Any]]:
     """Return the function that returns the values of a record for its message.
 
@@ -131,18 +131,18 @@ def _plan_writing(
     hints = get_type_hints(record)
     lines, scope = ["def values_of(record):", "    values = {}"], dict[str, Any]()
     for name, attribute in shared_fields(kind, record).items():
-        if name in without:
+        if name in excluded_fields:
             continue
         field = kind.DESCRIPTOR.fields_by_name[name]
         is_zero_unset = not field.has_presence or _default_of(record, attribute) == 0
         test = "" if is_zero_unset else " is not None"
-        written = "value"
+        expression = "value"
         if write := _writer_of(field, hints[attribute]):
-            scope[f"write_{name}"], written = write, f"write_{name}(value)"
-        lines.append(f"    if (value := record.{attribute}){test}: values[{name!r}] = {written}")
+            scope[f"write_{name}"], expression = write, f"write_{name}(value)"
+        lines.append(f"    if (value := record.{attribute}){test}: values[{name!r}] = {expression}")
     exec("\n".join([*lines, "    return values"]), scope)  # noqa: S102 - of names of our fields
-    compiled: Callable[[object], dict[str, Any]] = scope["values_of"]
-    return compiled
+    values_of: Callable[[object], dict[str, Any]] = scope["values_of"]
+    return values_of
 
 
 def _writer_of(field: Any, hint: Any) -> Callable[[Any], Any] | None:
@@ -222,7 +222,7 @@ def _record_names(field: Any) -> list[str]:
 
 
 def _kinds_in(hint: Any) -> list[type]:
-    """Return the classes that a type consists of, e.g. those of ``tuple[X, ...] | None``."""
+    """Return the classes that a type consists of, e.g. X in ``tuple[X, ...] | None``."""
     if isinstance(hint, type) and not get_args(hint):
         return [hint]
     if get_origin(hint) in (dict, Mapping):

@@ -194,7 +194,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
 
 def _values_of_spec(cluster: str, spec: JobSpec) -> dict[str, Any]:
     submitted = spec.submitted_plan
-    return values_of(spec, pb.Job, *_NAMED, "submitted_plan", "launch") | {
+    return values_of(spec, pb.Job, *_NAME_FIELDS, "submitted_plan", "launch") | {
         "avoid_nodes": [names.node_name(cluster, node) for node in spec.avoid_nodes],
         "submitted_plan": of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
         "launch": of_launch(spec),
@@ -341,7 +341,7 @@ def _command(field: str, command: Sequence[str]) -> tuple[str, ...]:
     return tuple(command)
 
 
-_NAMED: Final = ("name", "after", "array", "avoid_nodes")
+_NAME_FIELDS: Final = ("name", "after", "array", "avoid_nodes")
 """The fields of Job that are full names or have them."""
 
 _READERS: Final[dict[str, Reader | None]] = {
