@@ -64,7 +64,7 @@ class Scenario:
             (t for one in self.arrivals for t in one.spec.allowed_gpu_types),
         )
         for one in self.arrivals:
-            for text in (one.spec.node_selector, one.spec.preferred_labels):
+            for text in one.spec.selectors:
                 Selector.read(f"arrivals/{one.spec.name}", text)
         nodes = {node.name for node in self.nodes}
         avoided = (name for one in self.arrivals for name in one.spec.avoid_nodes)

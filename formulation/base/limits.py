@@ -44,3 +44,16 @@ MAX_ROWS: Final = 10**9
 """The number of rows of a file or a table, far beyond any real one."""
 MAX_SYNTHETIC_JOBS: Final = 10**6
 """The number of jobs that a simulation draws. All are made before it begins."""
+
+JOB_BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "global_batch": (1, MAX_BATCH),
+    "iterations": (1, MAX_ITERATIONS),
+    "requested_gpus": (1, MAX_GPUS),
+    "min_gpus": (0, MAX_GPUS),
+    "max_gpus": (0, MAX_GPUS),
+    "requested_cpus": (0, MAX_CPUS),
+    "priority": (1, MAX_PRIORITY),
+    "weight": (MIN_WEIGHT, MAX_WEIGHT),
+    "max_retries": (0, MAX_RETRIES),
+}
+"""The least and the largest value of each number that a user states of a job."""

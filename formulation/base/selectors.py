@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from tessera.formulation.base.errors import InvalidInput
 
@@ -138,3 +138,7 @@ def require_node_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]
         _require_word(field, key)
         _require_word(f"{field}[{key}]", value)
     return dict(sorted(labels.items()))
+
+
+SelectorText = Annotated[str, Selector]
+"""The text of a selector, "" for none."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated, Final, TypeVar, get_args, get_type_hints
 
+from tessera.formulation.base.selectors import SelectorText
 from tessera.formulation.base.texts import Text
 from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, Workload
 from tessera.formulation.job.arrays import ArrayMember
@@ -18,6 +20,11 @@ from tessera.formulation.job.runtimes import PROFILER, implied_runtime
 from tessera.formulation.job.techniques import Technique
 from tessera.formulation.records.forecasts import JobForecast
 
+Value = TypeVar("Value")
+
+Changeable = Annotated[Value, "changeable"]
+"""The type of a field that may change after a job was submitted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -28,29 +35,31 @@ class JobSpec:
     iterations: int
     requested_gpus: int
     requested_gpu_type: str = ""  # "" for any type
-    pinned_gpu_type: bool = False  # the requested type is required
-    avoid_nodes: tuple[str, ...] = ()
-    allowed_gpu_types: tuple[str, ...] = ()  # the GPU types that it may run on; empty for all
-    node_selector: str = ""
+    pinned_gpu_type: Changeable[bool] = False  # the requested type is required
+    avoid_nodes: Changeable[tuple[str, ...]] = ()
+    allowed_gpu_types: Changeable[
+        tuple[str, ...]
+    ] = ()  # the GPU types that it may run on; empty for all
+    node_selector: Changeable[SelectorText] = ""
     """The requirements on the labels of its nodes (``formulation.base.selectors``). "" for none."""
-    preferred_labels: str = ""
+    preferred_labels: Changeable[SelectorText] = ""
     """A selector whose nodes it prefers among equal placements. "" for none."""
-    longest_run_s: float = math.inf
+    longest_run_s: Changeable[float] = math.inf
     """Seconds for which it may hold GPUs over all its starts, after which it fails. inf for no limit."""
     tenant: str = ""
-    priority: int = 1
-    weight: float = 1.0
+    priority: Changeable[int] = 1
+    weight: Changeable[float] = 1.0
     guaranteed: bool = False
-    pinned: bool = False
-    preemptible: bool = False  # a round may suspend or shrink it at any time for others
-    deadline_s: float = math.inf
+    pinned: Changeable[bool] = False
+    preemptible: Changeable[bool] = False  # a round may suspend or shrink it at any time for others
+    deadline_s: Changeable[float] = math.inf
     restart_s: float = 60.0
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: Changeable[dict[str, str]] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     max_retries: int = 3
     profile: bool = False  # measure its workload's layers, on one GPU of each type
-    min_gpus: int = 0  # smallest number of GPUs that it runs on; 0 if there is no bound
-    max_gpus: int = 0  # largest number of GPUs that it runs on; 0 if there is no bound
+    min_gpus: Changeable[int] = 0  # smallest number of GPUs that it runs on; 0 if there is no bound
+    max_gpus: Changeable[int] = 0  # largest number of GPUs that it runs on; 0 if there is no bound
     plan: ExecutionPlan | None = None
     """The execution plan that the user states for the job, or None if rounds choose its plans."""
     plan_first: bool = False
@@ -77,6 +86,11 @@ class JobSpec:
         if self.workload.model == PROFILING:
             return PROFILER
         return self.launch.runtime or implied_runtime(self.command)
+
+    @property
+    def selectors(self) -> tuple[str, str]:
+        """Return the selector of the nodes that it needs, and the one of those that it prefers."""
+        return self.node_selector, self.preferred_labels
 
     @property
     def submitted_plan_id(self) -> str:
@@ -112,6 +126,14 @@ class JobSpec:
                 " that, or to 0 for no bound"
             )
         return None
+
+
+CHANGEABLE_FIELDS: Final = frozenset(
+    name
+    for name, hint in get_type_hints(JobSpec, include_extras=True).items()
+    if "changeable" in get_args(hint)
+)
+"""The fields of JobSpec that may change after submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

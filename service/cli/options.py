@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_type_hints, is_typeddict
 
 import typer
 from google.protobuf.duration_pb2 import Duration
@@ -18,7 +18,7 @@ from tessera.formulation.base import limits
 from tessera.formulation.base.documents import STATED_PLAN
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service import durations
-from tessera.service.cli.completion import complete_jobs, complete_nodes, complete_rounds
+from tessera.service.cli.completion import complete_jobs, complete_rounds
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -136,13 +136,6 @@ MaxGpus = Annotated[
     int | None,
     typer.Option(
         min=0, max=limits.MAX_GPUS, help="Most GPUs that the job may run on. Default: no maximum."
-    ),
-]
-AvoidNode = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A node that the job must not run on. Repeatable. `update` also accepts 'none'.",
-        autocompletion=complete_nodes,
     ),
 ]
 
@@ -282,10 +275,11 @@ def with_options(
 ) -> Callable[..., CommandResult]:
     """Return ``command`` with all options of ``asked`` in place of its ``parameter``.
 
-    The parameter receives what ``asked`` returns for them.
+    The parameter receives what ``asked`` returns for them. A TypedDict returns all of them, of which
+    those that were not given are None.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
-    shared = inspect.signature(asked, eval_str=True).parameters
+    shared = _parameters(asked)
     del own[parameter]
 
     def run(**given: Any) -> CommandResult:
@@ -299,6 +293,16 @@ def with_options(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _parameters(declaration: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    if not is_typeddict(declaration):
+        return inspect.signature(declaration, eval_str=True).parameters
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return {
+        name: inspect.Parameter(name, keyword, default=None, annotation=hint)
+        for name, hint in get_type_hints(declaration, include_extras=True).items()
+    }
 
 
 def read_plan_file(field: str, path: str) -> str:

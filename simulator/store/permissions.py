@@ -47,10 +47,9 @@ def selectors_of(
 
     ``labels`` are those of the nodes. The last result has the columns of ``Jobs`` by name.
     """
+    texts = [tuple(str(stored_selector(text)) for text in spec.selectors) for spec in specs]
     return tabulate_selectors(
-        [str(stored_selector(s.node_selector)) for s in specs],
-        [str(stored_selector(s.preferred_labels)) for s in specs],
-        labels,
+        [requirement for requirement, _ in texts], [preference for _, preference in texts], labels
     )
 
 

@@ -13,6 +13,7 @@ from tessera.db.clusters.failed_starts import AVOIDS
 from tessera.db.rounds.snapshot.keys import Keys, split_ints
 from tessera.db.rounds.snapshot.runtime_needs import RUNTIME_TABLES, read_runtime_needs
 from tessera.db.schema.tables import LIVE
+from tessera.db.schema.tables.jobs import SELECTOR_COLUMNS
 from tessera.formulation.state.permissions import (
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
@@ -31,6 +32,9 @@ _AVOIDS: Final = f"""(
 ) AS v(job, node, name)"""  # noqa: S608 - constants of db
 """The nodes that jobs avoid because their users want it, or after failed starts."""
 
+_SELECTORS: Final = [f"j.{column}" for column in SELECTOR_COLUMNS]
+_HAS_SELECTOR: Final = " OR ".join(f"{column} <> ''" for column in _SELECTORS)
+
 TABLES: Final = {
     "avoided_nodes": json_rows("v.job, v.node", _AVOIDS, "v.job, v.name"),
     "allowed_gpu_types": json_rows(
@@ -41,9 +45,8 @@ TABLES: Final = {
         "j.id, t.ordinal",
     ),
     "selections": json_rows(
-        "j.id, j.node_selector, j.preferred_labels",
-        f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"
-        " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
+        ", ".join(["j.id", *_SELECTORS]),
+        f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND ({_HAS_SELECTOR})",
         "j.id",
     ),
 } | RUNTIME_TABLES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 
@@ -328,3 +330,6 @@ allocations = sa.Table(
     ),
     sa.Index(None, "job_id"),
 )
+
+SELECTOR_COLUMNS: Final = ("node_selector", "preferred_labels")
+"""The columns of jobs with selectors of nodes: the required ones, and the preferred ones."""

@@ -11,28 +11,24 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from tessera.client import CallError, Client, NotAllowed, NotFound
+from tessera.client.requests import field_path
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.client import Exit, connect, current_timestamp, explain_failure
 from tessera.service.cli.completion import complete_jobs
+from tessera.service.cli.jobs.changeoptions import ChangeOptions
+from tessera.service.cli.jobs.jobfields import build_optional_job
 from tessera.service.cli.jobs.jobview import READABLE_OUTPUTS, print_warnings, show_jobs
-from tessera.service.cli.jobs.placing import Placing, placing_options
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
-    AvoidNode,
     Cluster,
-    Deadline,
     JobName,
-    MaxGpus,
-    MinGpus,
     Output,
     OutputOption,
-    Priority,
     Server,
     ValidateOnly,
-    Weight,
 )
 from tessera.service.cli.render import print_error, print_note, show_message
 from tessera.service.cli.rounds.whatif import ask_about_job
@@ -62,7 +58,7 @@ JobNames = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that change jobs."""
     panel = "Jobs"
-    update = options.with_options(update_job, "placing", placing_options)
+    update = options.with_options(update_job, "changes", ChangeOptions)
     app.command("update", rich_help_panel=panel)(update)
     app.command("cancel", rich_help_panel=panel)(cancel_jobs)
     app.command("hold", rich_help_panel=panel)(hold_jobs)
@@ -70,36 +66,9 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def update_job(
-    name: JobName,
-    weight: Weight = None,
-    priority: Priority = None,
-    deadline: Deadline = None,
-    pinned: Annotated[
-        bool | None,
-        typer.Option(
-            "--pinned/--no-pinned", help="Whether the job may be moved to reduce fragmentation."
-        ),
-    ] = None,
-    preemptible: Annotated[
-        bool | None,
-        typer.Option(help="Whether rounds may suspend or shrink the job at any time for others."),
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="Label, as KEY=VALUE. Repeatable. Replaces all present labels."),
-    ] = None,
-    pinned_gpu_type: Annotated[
-        bool | None,
-        typer.Option(
-            "--pinned-gpu-type/--no-pinned-gpu-type",
-            help="Whether the job must run on its requested GPU type.",
-        ),
-    ] = None,
-    avoid_node: AvoidNode = None,
-    min_gpus: MinGpus = None,
-    max_gpus: MaxGpus = None,
     *,
-    placing: Placing,
+    name: JobName,
+    changes: ChangeOptions,
     validate_only: ValidateOnly = False,
     dry_run: Annotated[
         bool,
@@ -117,41 +86,22 @@ def update_job(
     On a terminal, it also says what a new weight, priority, deadline or limit of GPUs does to the next
     round.
     """
-    job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
-    job.MergeFrom(placing.job)
-    given: dict[str, object] = {
-        "weight": weight,
-        "priority": priority,
-        "deadline": deadline,
-        "pinned": pinned,
-        "preemptible": preemptible,
-        "labels": label,
-        "pinned_gpu_type": pinned_gpu_type,
-        "avoid_nodes": avoid_node,
-        "min_gpus": min_gpus,
-        "max_gpus": max_gpus,
-    }
-    paths = [path for path, value in given.items() if value is not None] + placing.paths
+    given: dict[str, Any] = {field: value for field, value in changes.items() if value is not None}
+    paths = [field_path(field) for field in given]
     if not paths:
         raise InvalidInput(
             "update",
             "needs a change, e.g. --weight, --priority, --deadline or --allowed-gpu-types; `tessera update"
             " --help` lists all",
         )
-    job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
-    job.pinned_gpu_type, job.preemptible = bool(pinned_gpu_type), bool(preemptible)
-    job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
-    if avoid_node != ["none"]:
-        job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])
-    job.labels.update(options.parse_labels("--label", label))
-    if deadline is not None and deadline != "none":
-        job.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
+    job = build_optional_job(given, cluster)
+    job.name = full_name(cluster, "jobs", name)
     request = jobs_pb2.UpdateJobRequest(
         job=job,
         update_mask=FieldMask(paths=paths),
         validate_only=validate_only,
     )
-    supposed = {path: given[path] for path in SUPPOSABLE if given[path] is not None}
+    supposed: dict[str, Any] = {path: given[path] for path in SUPPOSABLE if path in given}
     if dry_run and (validate_only or len(supposed) < len(paths)):
         raise InvalidInput(
             "--dry-run",

@@ -9,74 +9,59 @@ from typing import Annotated, Any, Final
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
+from tessera.client.requests import JobFields, describe_field
 from tessera.estimator.files.schemas import check_value, number_between, whole_between
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.entries import FileEntry, Labels, Seconds, Text, Texts
-from tessera.service.cli.jobs.launchoptions import make_launch, set_launch
-from tessera.service.cli.jobs.workflow import parse_after, parse_array
-from tessera.service.cli.names import full_name
+from tessera.service.cli.jobs.jobfields import build_job, require_partners
+from tessera.service.cli.jobs.workflow import parse_array
 from tessera.service.cli.yamlfile import read_documents
-from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
+from tessera.v1 import jobs_pb2
+
+REQUIRED: Final = ("model", "batch", "iterations", "gpus")
+"""The keys that every job of a file has."""
 
 
-class JobEntry(FileEntry):
-    """A job in a file. A key that is absent counts as 0, empty or unset, as in the API."""
+def _type_of(key: str) -> Any:
+    """Return the type of the value of a key."""
+    field, message = describe_field(key)
+    if message:
+        return _MESSAGE_TYPES[message]
+    if field.is_repeated:
+        return Texts
+    if field.type == field.TYPE_BOOL:
+        return bool
+    if field.type == field.TYPE_STRING:
+        return Text
+    low, high = limits.JOB_BOUNDS[field.name]
+    if field.type == field.TYPE_DOUBLE:
+        return Annotated[float, number_between(low, high)]
+    return Annotated[int, whole_between(int(low), int(high))]
 
-    name: Text = ""
-    model: Text
-    params: Text = ""
-    batch: Annotated[int, whole_between(1, limits.MAX_BATCH)]
-    iterations: Annotated[int, whole_between(1, limits.MAX_ITERATIONS)]
-    gpus: Annotated[int, whole_between(1, limits.MAX_GPUS)]
-    gpu_type: Text = ""
-    tenant: Text = ""
-    priority: Annotated[int, whole_between(1, limits.MAX_PRIORITY)] = 0
-    weight: Annotated[float, number_between(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
-    guaranteed: bool = False
-    restart: Seconds | None = None
-    deadline: Text | None = None
-    """A time with its time zone, or a duration from now."""
-    pinned: bool = False
-    preemptible: bool = False
-    labels: Labels = Field(default_factory=dict)
-    command: Texts = Field(default_factory=list)
-    max_retries: Annotated[int, whole_between(0, limits.MAX_RETRIES)] | None = None
-    pinned_gpu_type: bool = False
-    allowed_gpu_types: Texts = Field(default_factory=list)
-    """The GPU types that the job may run on."""
-    avoid_nodes: Texts = Field(default_factory=list)
-    node_selector: Text = ""
-    preferred_labels: Text = ""
-    longest_run: Seconds | None = None
-    profile: bool = False
-    min_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
-    max_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
-    after: Texts = Field(default_factory=list)
-    """Jobs that must end before it starts, e.g. ``JOB`` or ``JOB:ended``."""
-    array: Text = ""
-    """The indices of an array of such jobs, e.g. ``0-99:2%8``."""
-    plan: Text = ""
-    """The file of an execution plan. A relative path begins at the folder of the job's file."""
-    plan_first: bool = False
-    submitted_plan: Text = ""
-    """A file, as ``plan``, or the plan in JSON."""
-    techniques: Texts = Field(default_factory=list)
-    cpus: Annotated[int, whole_between(0, limits.MAX_CPUS)] = 0
-    runtime: Text = ""
-    env: Labels = Field(default_factory=dict)
-    workdir: Text = ""
-    secrets: Labels = Field(default_factory=dict)
-    """The names of the tenant's files on the nodes, by variable."""
-    staging_command: Texts = Field(default_factory=list)
-    user: Text = ""
-    progress_pattern: Text = ""
-    stall_limit: Seconds | None = None
-    stop_grace: Seconds | None = None
-    until_exit: bool = False
-    tuning_space: Text = ""
-    tuning_budget: Seconds | None = None
+
+_MESSAGE_TYPES: Final[dict[str, Any]] = {
+    "Duration": Seconds,
+    "Timestamp": Text,  # a time with its time zone, or a duration from now
+    "Dependency": Texts,  # jobs that must end before it starts, e.g. ``JOB`` or ``JOB:ended``
+    "Secret": Labels,  # the names of the tenant's files on the nodes, by variable
+    "EnvEntry": Labels,
+    "LabelsEntry": Labels,
+}
+
+_FIELDS: Final[dict[str, Any]] = {
+    key: (_type_of(key), ... if key in REQUIRED else None) for key in JobFields.__annotations__
+}
+
+JobEntry: Final = create_model(
+    "JobEntry", __base__=FileEntry, name=(Text, ""), array=(Text, ""), **_FIELDS
+)
+"""A model of a job in a file. A key that is absent counts as 0, empty or unset, as in the API.
+
+``array`` has the indices of an array of such jobs, e.g. ``0-99:2%8``. The values of ``plan`` and
+``submitted_plan`` are files or JSON. Relative paths begin at the folder of the job's file.
+"""
 
 
 class JobsEntry(FileEntry):
@@ -114,99 +99,48 @@ def read_jobs(
     return jobs
 
 
-def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
+def _jobs(where: str, document: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the jobs of a document, each with its position."""
     if isinstance(document, list):
         document = {"jobs": document}
     if not isinstance(document, dict) or not {"jobs", "defaults"} & document.keys():
-        yield where, check_value(JobEntry, where, document)
+        yield where, _check_job(where, document)
         return
     top = check_value(JobsEntry, where, document)
     check_value(_Defaults, f"{where}: defaults", top.defaults)
     for index, item in enumerate(top.jobs):
         at = f"{where}: jobs[{index}]"
-        yield at, check_value(JobEntry, at, top.defaults | item if isinstance(item, dict) else item)
+        yield at, _check_job(at, top.defaults | item if isinstance(item, dict) else item)
 
 
-def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
-    if job.pinned_gpu_type and "gpu_type" not in job.model_fields_set:
+def _check_job(where: str, job: object) -> dict[str, Any]:
+    """Return the values of the keys that a job has."""
+    return check_value(JobEntry, where, job).model_dump(exclude_unset=True)
+
+
+def _request(
+    where: str, values: dict[str, Any], now: Timestamp, cluster: str
+) -> jobs_pb2.SubmitJobRequest:
+    def place(key: str) -> str:
+        return f"{where}: {key}"
+
+    require_partners(values, place)
+    name, array = values.pop("name", ""), values.pop("array", "")
+    if len(values.get("avoid_nodes", ())) > limits.MAX_AVOIDED_NODES:
         raise InvalidInput(
-            f"{where}: pinned_gpu_type", "pins the type that 'gpu_type' names, so give both"
+            place("avoid_nodes"), f"may name at most {limits.MAX_AVOIDED_NODES} nodes"
         )
-    if len(job.avoid_nodes) > limits.MAX_AVOIDED_NODES:
-        raise InvalidInput(
-            f"{where}: avoid_nodes", f"may name at most {limits.MAX_AVOIDED_NODES} nodes"
-        )
-    message = jobs_pb2.Job(
-        workload=estimates_pb2.Workload(model=job.model, params=job.params, global_batch=job.batch),
-        iterations=job.iterations,
-        requested_gpus=job.gpus,
-        requested_gpu_type=job.gpu_type,
-        tenant=job.tenant,
-        priority=job.priority,
-        weight=job.weight,
-        guaranteed=job.guaranteed,
-        pinned=job.pinned,
-        preemptible=job.preemptible,
-        labels=job.labels,
-        command=job.command,
-        pinned_gpu_type=job.pinned_gpu_type,
-        profile=job.profile,
-        allowed_gpu_types=job.allowed_gpu_types,
-        avoid_nodes=[full_name(cluster, "nodes", node) for node in job.avoid_nodes],
-        node_selector=job.node_selector,
-        preferred_labels=job.preferred_labels,
-        min_gpus=job.min_gpus,
-        max_gpus=job.max_gpus,
-        max_retries=job.max_retries,
-        techniques=job.techniques,
-        requested_cpus=job.cpus,
-        after=parse_after(f"{where}: after", job.after, cluster),
-    )
-    message.plan = _plan(where, "plan", job.plan)
-    message.submitted_plan = _plan(where, "submitted_plan", job.submitted_plan)
-    if job.plan_first and not job.plan:
-        raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
-    message.plan_first = job.plan_first
-    set_launch(message, _launch(where, job))
-    if job.restart is not None:
-        message.restart.CopyFrom(options.to_duration(job.restart))
-    if job.longest_run is not None:
-        message.longest_run.CopyFrom(options.to_duration(job.longest_run))
-    if job.deadline is not None:
-        message.deadline.CopyFrom(options.parse_time(f"{where}: deadline", job.deadline, now))
-    request = jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
-    if job.array:
-        request.array.CopyFrom(parse_array(f"{where}: array", job.array))
+    for key in ("plan", "submitted_plan"):
+        values[key] = _find_plan(where, values.get(key, ""))
+    job = build_job(values, cluster, now, place)
+    request = jobs_pb2.SubmitJobRequest(job_id=name, job=job)
+    if array:
+        request.array.CopyFrom(parse_array(place("array"), array))
     return request
 
 
-def _plan(where: str, key: str, value: str) -> str:
-    """Return the text of the plan that a key has: a file next to the job's, or JSON."""
-    if not value or value.lstrip().startswith("{"):
+def _find_plan(where: str, value: str) -> str:
+    """Return the path of a plan from the folder of the job's file, or its JSON."""
+    if not value or value.lstrip().startswith("{") or where == "-":
         return value
-    folder = Path(where.partition(": ")[0]).parent if where != "-" else Path()
-    return options.read_plan_file(f"{where}: {key}", str(folder / value))
-
-
-def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
-    launch = make_launch(
-        f"{where}: env",
-        f"{where}: secrets",
-        env=job.env,
-        secrets=job.secrets.items(),
-        runtime=job.runtime,
-        workdir=job.workdir,
-        staging_command=job.staging_command,
-        user=job.user,
-        progress_pattern=job.progress_pattern,
-        tuning_space=job.tuning_space,
-        until_exit=job.until_exit,
-    )
-    if job.stall_limit is not None:
-        launch.stall_limit.CopyFrom(options.to_duration(job.stall_limit))
-    if job.stop_grace is not None:
-        launch.stop_grace.CopyFrom(options.to_duration(job.stop_grace))
-    if job.tuning_budget is not None:
-        launch.tuning_budget.CopyFrom(options.to_duration(job.tuning_budget))
-    return launch
+    return str(Path(where.partition(": ")[0]).parent / value)

@@ -14,6 +14,8 @@ from tessera.service.cli import options, yamlfile
 from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.clusters.networks import describe_job_part
 from tessera.service.cli.completion import complete_tenants
+from tessera.service.cli.jobs.changeoptions import ChangeOptions
+from tessera.service.cli.jobs.jobfields import build_optional_job, option_name, require_partners
 from tessera.service.cli.jobs.jobview import (
     READABLE_OUTPUTS,
     JobDetails,
@@ -22,27 +24,20 @@ from tessera.service.cli.jobs.jobview import (
     show_job,
     show_jobs,
 )
-from tessera.service.cli.jobs.launchoptions import program_options
-from tessera.service.cli.jobs.placing import Placing, placing_options
+from tessera.service.cli.jobs.launchoptions import ProgramOptions
 from tessera.service.cli.jobs.watch import watch_job, watch_list, watched_jobs
-from tessera.service.cli.jobs.workflow import After, Array, parse_after, parse_array
+from tessera.service.cli.jobs.workflow import After, Array, parse_array
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
-    AvoidNode,
     Cluster,
-    Deadline,
     JobName,
-    MaxGpus,
-    MinGpus,
     Output,
     OutputOption,
-    Priority,
     Server,
     ValidateOnly,
     Watch,
-    Weight,
 )
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.rounds.nextround import next_round, next_round_line
@@ -63,11 +58,87 @@ Gpus = Annotated[
 ]
 
 
+class SubmitOptions(ChangeOptions, ProgramOptions):
+    """The options of `submit`, by the names of the fields that they state."""
+
+    model: Annotated[str | None, typer.Option(help="Model to train, e.g. bert.")]
+    params: Annotated[
+        str | None, typer.Option(help="Size of the model, as in the names of estimates, e.g. 1.3B.")
+    ]
+    batch: Batch
+    iterations: Iterations
+    gpus: Gpus
+    gpu_type: Annotated[
+        str | None, typer.Option(help="Requested GPU type. Rounds may choose another one.")
+    ]
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Tenant to which the job is accounted.", autocompletion=complete_tenants),
+    ]
+    guaranteed: Annotated[
+        bool | None,
+        typer.Option(
+            help="Once the job is launched, never suspend it or run it slower than on what it requested."
+        ),
+    ]
+    restart: Annotated[
+        str | None, typer.Option(help="Time that a start or a move of the job costs, e.g. 60s.")
+    ]
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=limits.MAX_RETRIES,
+            help="Number of times that the job is tried again after a failure. Default: 3.",
+        ),
+    ]
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Execution plan by which the job runs: Tessera's JSON, or a command line of"
+            " Megatron-LM. Without it, rounds choose the plans.",
+        ),
+    ]
+    plan_first: Annotated[
+        bool | None,
+        typer.Option(
+            "--plan-first", help="Use --plan for the first start only. Then rounds may choose."
+        ),
+    ]
+    submitted_plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Execution plan with which the job is submitted, in the formats of --plan. Rounds may"
+            " choose others, but a guaranteed job is owed this plan's speed on what it requests.",
+        ),
+    ]
+    techniques: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Techniques of plans that the script can use, e.g. dp,zero1,checkpointing. The job gets"
+            " no plan that uses another one. Default: all of its runtime.",
+        ),
+    ]
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=0, max=limits.MAX_CPUS, help="CPU cores requested for the whole job."),
+    ]
+    profile: Annotated[
+        bool | None,
+        typer.Option(
+            "--profile", help="Measure the layers of the model on one idle GPU of each type."
+        ),
+    ]
+    after: After
+
+
 def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
-    submit = options.with_options(submit_jobs, "program", program_options)
-    submit = options.with_options(submit, "placing", placing_options)
+    submit = options.with_options(submit_jobs, "stated", SubmitOptions)
     app.command("submit", rich_help_panel=panel)(submit)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
     app.command("job", rich_help_panel=panel)(print_job)
@@ -75,8 +146,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def submit_jobs(
     *,
-    program: jobs_pb2.Job,
-    placing: Placing,
+    stated: SubmitOptions,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
@@ -86,99 +156,6 @@ def submit_jobs(
             "--file", "-f", help="YAML file with one or more jobs; '-' for stdin. Repeatable."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model to train, e.g. bert.")] = "",
-    params: Annotated[
-        str, typer.Option(help="Size of the model, as in the names of estimates, e.g. 1.3B.")
-    ] = "",
-    batch: Batch = None,
-    iterations: Iterations = None,
-    gpus: Gpus = None,
-    min_gpus: MinGpus = None,
-    max_gpus: MaxGpus = None,
-    gpu_type: Annotated[
-        str, typer.Option(help="Requested GPU type. Rounds may choose another one.")
-    ] = "",
-    pinned_gpu_type: Annotated[
-        bool,
-        typer.Option(
-            "--pinned-gpu-type", help="Run the job only on the type that --gpu-type names."
-        ),
-    ] = False,
-    avoid_node: AvoidNode = None,
-    tenant: Annotated[
-        str,
-        typer.Option(help="Tenant to which the job is accounted.", autocompletion=complete_tenants),
-    ] = "",
-    priority: Priority = None,
-    weight: Weight = None,
-    guaranteed: Annotated[
-        bool,
-        typer.Option(
-            help="Once the job is launched, never suspend it or run it slower than on what it requested."
-        ),
-    ] = False,
-    restart: Annotated[
-        str, typer.Option(help="Time that a start or a move of the job costs, e.g. 60s.")
-    ] = "",
-    deadline: Deadline = None,
-    pinned: Annotated[
-        bool, typer.Option(help="Do not move the job to reduce fragmentation.")
-    ] = False,
-    preemptible: Annotated[
-        bool, typer.Option(help="Let rounds suspend or shrink the job at any time for others.")
-    ] = False,
-    label: Annotated[
-        list[str] | None, typer.Option(help="Label, as KEY=VALUE. Repeatable.")
-    ] = None,
-    max_retries: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=limits.MAX_RETRIES,
-            help="Number of times that the job is tried again after a failure. Default: 3.",
-        ),
-    ] = None,
-    plan: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Execution plan by which the job runs: Tessera's JSON, or a command line of"
-            " Megatron-LM. Without it, rounds choose the plans.",
-        ),
-    ] = "",
-    plan_first: Annotated[
-        bool,
-        typer.Option(
-            "--plan-first", help="Use --plan for the first start only. Then rounds may choose."
-        ),
-    ] = False,
-    submitted_plan: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|JSON",
-            help="Execution plan with which the job is submitted, in the formats of --plan. Rounds may"
-            " choose others, but a guaranteed job is owed this plan's speed on what it requests.",
-        ),
-    ] = "",
-    techniques: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Techniques of plans that the script can use, e.g. dp,zero1,checkpointing. The job gets"
-            " no plan that uses another one. Default: all of its runtime.",
-        ),
-    ] = "",
-    cpus: Annotated[
-        int | None,
-        typer.Option(min=0, max=limits.MAX_CPUS, help="CPU cores requested for the whole job."),
-    ] = None,
-    profile: Annotated[
-        bool,
-        typer.Option(
-            "--profile", help="Measure the layers of the model on one idle GPU of each type."
-        ),
-    ] = False,
-    after: After = None,
     array: Array = "",
     watch: Watch = False,
     validate_only: ValidateOnly = False,
@@ -195,41 +172,8 @@ def submit_jobs(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Submit one job from options, or the jobs in YAML files (all or none)."""
-    job = jobs_pb2.Job(
-        workload=estimates_pb2.Workload(model=model, params=params, global_batch=batch or 0),
-        iterations=iterations or 0,
-        requested_gpus=gpus or 0,
-        requested_gpu_type=gpu_type,
-        tenant=tenant,
-        priority=priority or 0,
-        weight=weight or 0.0,
-        guaranteed=guaranteed,
-        pinned=pinned,
-        preemptible=preemptible,
-        labels=options.parse_labels("--label", label),
-        pinned_gpu_type=pinned_gpu_type,
-        avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
-        max_retries=max_retries,
-        profile=profile,
-        min_gpus=min_gpus or 0,
-        max_gpus=max_gpus or 0,
-        plan=options.read_plan_file("--plan", plan),
-        plan_first=plan_first,
-        submitted_plan=options.read_plan_file("--submitted-plan", submitted_plan),
-        techniques=options.split_words(techniques),
-        requested_cpus=cpus or 0,
-        after=parse_after("--after", after or [], cluster),
-    )
-    job.MergeFrom(program)
-    job.MergeFrom(placing.job)
-    if plan_first and not plan:
-        raise InvalidInput("--plan-first", "needs --plan, the plan of the first start")
-    if restart:
-        job.restart.CopyFrom(options.to_duration(options.parse_seconds("--restart", restart)))
-    if deadline is not None:
-        job.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
-    if pinned_gpu_type and not gpu_type:
-        raise InvalidInput("--pinned-gpu-type", "pins the type that --gpu-type names, so give both")
+    require_partners(stated, option_name)
+    job = build_optional_job(stated, cluster)
     requests = _requests(name, job, file or [], cluster)
     if array and file:
         raise InvalidInput("--array", "is for the job of options; write 'array:' in the job file")
@@ -357,7 +301,7 @@ def _requests(
                 "submit", f"needs {', '.join(missing)}, or -f FILE with one or more jobs in YAML"
             )
         return [jobs_pb2.SubmitJobRequest(job_id=name, job=job)]
-    if name or job != jobs_pb2.Job(workload=estimates_pb2.Workload()):
+    if name or job != jobs_pb2.Job():
         raise InvalidInput("submit", "takes one job from options or the jobs of --file, not both")
     from tessera.service.cli.jobs import jobfile  # noqa: PLC0415 - pydantic starts slowly
 

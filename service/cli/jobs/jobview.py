@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tessera.formulation.job.execution_plan import read_execution_plan
+from tessera.service.cli.jobs.changeoptions import placing_facts
 from tessera.service.cli.jobs.forecastview import (
     forecast_facts,
     listed_band,
@@ -20,7 +21,6 @@ from tessera.service.cli.jobs.forecastview import (
     span_until,
 )
 from tessera.service.cli.jobs.launchview import launch_facts
-from tessera.service.cli.jobs.placing import placing_facts
 from tessera.service.cli.jobs.trainingview import training_facts
 from tessera.service.cli.jobs.workflow import after_text, array_text, fold_arrays
 from tessera.service.cli.names import short_name

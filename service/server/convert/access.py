@@ -21,6 +21,7 @@ from tessera.formulation.records.access import (
 )
 from tessera.service import fields
 from tessera.service.server.convert import names
+from tessera.service.server.convert.generic import to_message
 from tessera.v1 import access_pb2 as pb
 
 MAX_SCOPE: Final = 100
@@ -116,15 +117,7 @@ def of_join_token(record: JoinTokenRecord) -> pb.JoinToken:
 
 def of_certificate(record: CertificateRecord) -> pb.Certificate:
     """Return the message of an agent's certificate."""
-    return pb.Certificate(
-        serial=record.serial,
-        agent=record.agent,
-        nodes=record.nodes,
-        issue_time=fields.timestamp_of(record.issued_s),
-        expire_time=fields.timestamp_of(record.expires_s),
-        join_token=record.join_token,
-        revoke_time=_moment(record.revoked_s),
-    )
+    return to_message(record, pb.Certificate)
 
 
 def of_caller(identity: Identity) -> pb.Caller:
@@ -164,20 +157,7 @@ def to_filter(request: pb.ListAuditEntriesRequest) -> AuditFilter:
 
 def of_entry(record: AuditRecord) -> pb.AuditEntry:
     """Return the message of an entry of the audit log."""
-    return pb.AuditEntry(
-        number=record.number,
-        time=fields.timestamp_of(record.time_s),
-        subject=record.subject,
-        role=record.role,
-        proof=record.proof,
-        method=record.method,
-        target=record.target,
-        peer=record.peer,
-        request_id=record.request_id,
-        outcome=record.outcome,
-        detail=record.detail,
-        count=record.count,
-    )
+    return to_message(record, pb.AuditEntry)
 
 
 def _role(field: str, text: str) -> Role:

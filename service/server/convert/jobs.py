@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
 
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.secrets import holds_secret
-from tessera.formulation.base.selectors import Selector
 from tessera.formulation.base.texts import SeesTenant, render
 from tessera.formulation.base.values import PROFILING, RUN_LABEL, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, check_fits, read_execution_plan
@@ -22,13 +23,12 @@ from tessera.formulation.job.stated_secrets import refuse_words
 from tessera.formulation.job.techniques import Technique, read_techniques
 from tessera.formulation.records.forecasts import Band, JobForecast
 from tessera.formulation.records.jobs import (
+    CHANGEABLE_FIELDS,
     AllocationRecord,
     JobEventRecord,
     JobRecord,
     JobSpec,
     PlannedStartRecord,
-    SegmentRecord,
-    TrainingRecord,
 )
 from tessera.service import fields
 from tessera.service.server.convert import names
@@ -36,9 +36,16 @@ from tessera.service.server.convert.clusters import MAX_GPU_TYPES, to_node_id
 from tessera.service.server.convert.estimates import (
     of_cell,
     of_plan,
-    of_workload,
     source_number,
     to_workload,
+)
+from tessera.service.server.convert.generic import (
+    Reader,
+    read_values,
+    shared_fields,
+    to_message,
+    usual_readers,
+    values_of,
 )
 from tessera.service.server.convert.launch import (
     MAX_SHOWN_CHARS,
@@ -52,24 +59,11 @@ from tessera.v1 import launch_pb2
 
 MAX_LABELS: Final = 64
 MAX_COMMAND_CHARS: Final = 65_536
-DEFAULT_RESTART_S: Final = 60.0
-DEFAULT_RETRIES: Final = 3
 
-CHANGEABLE: Final[dict[str, str]] = {
-    "weight": "weight",
-    "priority": "priority",
-    "pinned": "pinned",
-    "deadline": "deadline_s",
-    "labels": "labels",
-    "pinned_gpu_type": "pinned_gpu_type",
-    "allowed_gpu_types": "allowed_gpu_types",
-    "avoid_nodes": "avoid_nodes",
-    "node_selector": "node_selector",
-    "preferred_labels": "preferred_labels",
-    "min_gpus": "min_gpus",
-    "max_gpus": "max_gpus",
-    "longest_run": "longest_run_s",
-    "preemptible": "preemptible",
+CHANGEABLE: Final = {
+    name: attribute
+    for name, attribute in shared_fields(pb.Job, JobSpec).items()
+    if attribute in CHANGEABLE_FIELDS
 }
 """The fields of Job that may change after submission, with the fields of JobSpec."""
 
@@ -100,41 +94,16 @@ def to_job_spec(
 
     The nodes that it avoids must belong to ``cluster``. ``read_plan`` reads a stated plan.
     """
-    m = message
-    requested_gpu_type = m.requested_gpu_type and names.require_gpu_type(
-        f"{field}.requested_gpu_type", m.requested_gpu_type
-    )
-    restart_s, retries = DEFAULT_RESTART_S, DEFAULT_RETRIES
-    if m.HasField("restart"):
-        restart_s = fields.seconds_of_duration(f"{field}.restart", m.restart)
-    if m.HasField("max_retries"):
-        retries = fields.require_whole(f"{field}.max_retries", m.max_retries, 0, limits.MAX_RETRIES)
     spec = JobSpec(
         name=job_id,
-        workload=to_workload(f"{field}.workload", m.workload),
-        iterations=fields.require_whole(
-            f"{field}.iterations", m.iterations, 1, limits.MAX_ITERATIONS
-        ),
-        requested_gpus=fields.require_whole(
-            f"{field}.requested_gpus", m.requested_gpus, 1, limits.MAX_GPUS
-        ),
-        requested_gpu_type=requested_gpu_type,
-        tenant=fields.require_text(f"{field}.tenant", m.tenant, 100),
-        guaranteed=m.guaranteed,
-        restart_s=restart_s,
-        command=_command(f"{field}.command", list(m.command)),
-        max_retries=retries,
-        profile=m.profile,
-        plan=_stated_plan(f"{field}.plan", m, read_plan),
-        plan_first=m.plan_first,
-        submitted_plan=_plan(f"{field}.submitted_plan", m, m.submitted_plan, read_plan) or "",
-        techniques=_techniques(f"{field}.techniques", list(m.techniques)),
-        requested_cpus=fields.require_whole(
-            f"{field}.requested_cpus", m.requested_cpus, 0, limits.MAX_CPUS
-        ),
-        launch=to_launch(f"{field}.launch", m.launch),
-        after=to_dependencies(f"{field}.after", cluster, m.after),
-        **to_changes(field, cluster, m),
+        workload=to_workload(f"{field}.workload", message.workload),
+        plan=_stated_plan(f"{field}.plan", message, read_plan),
+        submitted_plan=_plan(f"{field}.submitted_plan", message, message.submitted_plan, read_plan)
+        or "",
+        launch=to_launch(f"{field}.launch", message.launch),
+        after=to_dependencies(f"{field}.after", cluster, message.after),
+        **read_values(field, message, JobSpec, _FIXED_READERS),
+        **to_changes(field, cluster, message),
     )
     require_type_of_pin(field, spec)
     require_allowed_types(field, spec)
@@ -164,7 +133,7 @@ def _plan(field: str, message: pb.Job, text: str, read_plan: PlanReader) -> Exec
     return read_plan(field, text, workload, message.requested_gpus)
 
 
-def _techniques(field: str, words: list[str]) -> tuple[Technique, ...]:
+def _techniques(field: str, words: Sequence[str]) -> tuple[Technique, ...]:
     if len(words) > len(Technique):
         raise InvalidInput(field, f"names {len(words)}, but there are {len(Technique)} techniques")
     return read_techniques(field, [word[:MAX_SHOWN_CHARS] for word in words])
@@ -202,33 +171,8 @@ def require_no_guarantee(field: str, spec: JobSpec) -> None:
 
 def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
     """Return the fields of JobSpec that may change after submission."""
-    deadline_s = math.inf
-    if message.HasField("deadline"):
-        deadline_s = fields.seconds_since_1970(f"{field}.deadline", message.deadline)
-    return {
-        "weight": fields.require_real(
-            f"{field}.weight", message.weight or 1.0, limits.MIN_WEIGHT, limits.MAX_WEIGHT
-        ),
-        "priority": fields.require_whole(
-            f"{field}.priority", message.priority or 1, 1, limits.MAX_PRIORITY
-        ),
-        "pinned": message.pinned,
-        "preemptible": message.preemptible,
-        "deadline_s": deadline_s,
-        "labels": to_labels(f"{field}.labels", message.labels),
-        "pinned_gpu_type": message.pinned_gpu_type,
-        "allowed_gpu_types": _allowed(
-            f"{field}.allowed_gpu_types", list(message.allowed_gpu_types)
-        ),
-        "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
-        "node_selector": str(Selector.read(f"{field}.node_selector", message.node_selector)),
-        "preferred_labels": str(
-            Selector.read(f"{field}.preferred_labels", message.preferred_labels)
-        ),
-        "longest_run_s": _longest_run_s(f"{field}.longest_run", message),
-        "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, limits.MAX_GPUS),
-        "max_gpus": fields.require_whole(f"{field}.max_gpus", message.max_gpus, 0, limits.MAX_GPUS),
-    }
+    readers = _CHANGE_READERS | {"avoid_nodes": partial(_avoided, cluster)}
+    return read_values(field, message, JobSpec, readers)
 
 
 def populated_fields(message: pb.Job) -> list[str]:
@@ -246,85 +190,37 @@ def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState
 
 def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     """Return the message of a job's specification, without a name."""
+    return pb.Job(**_values_of_spec(cluster, spec))
+
+
+def _values_of_spec(cluster: str, spec: JobSpec) -> dict[str, Any]:
     submitted = spec.submitted_plan
-    message = pb.Job(
-        workload=of_workload(spec.workload),
-        iterations=spec.iterations,
-        requested_gpus=spec.requested_gpus,
-        requested_gpu_type=spec.requested_gpu_type,
-        tenant=spec.tenant,
-        priority=spec.priority,
-        weight=spec.weight,
-        guaranteed=spec.guaranteed,
-        restart=fields.duration_of(spec.restart_s),
-        pinned=spec.pinned,
-        preemptible=spec.preemptible,
-        labels=spec.labels,
-        command=spec.command,
-        max_retries=spec.max_retries,
-        pinned_gpu_type=spec.pinned_gpu_type,
-        profile=spec.profile,
-        min_gpus=spec.min_gpus,
-        max_gpus=spec.max_gpus,
-        plan=of_plan(spec.plan),
-        plan_first=spec.plan_first,
-        submitted_plan=of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
-        techniques=spec.techniques,
-        requested_cpus=spec.requested_cpus,
-        allowed_gpu_types=spec.allowed_gpu_types,
-        avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
-        node_selector=spec.node_selector,
-        preferred_labels=spec.preferred_labels,
-        launch=of_launch(spec),
-    )
-    if math.isfinite(spec.deadline_s):
-        message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))
-    if math.isfinite(spec.longest_run_s):
-        message.longest_run.CopyFrom(fields.duration_of(spec.longest_run_s))
-    return message
+    return values_of(spec, pb.Job, *_NAME_FIELDS, "submitted_plan", "launch") | {
+        "avoid_nodes": [names.node_name(cluster, node) for node in spec.avoid_nodes],
+        "submitted_plan": of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
+        "launch": of_launch(spec),
+    }
 
 
 def of_job(record: JobRecord, sees_tenant: SeesTenant) -> pb.Job:
     """Return the message of a stored job, for a caller who ``sees_tenant`` some tenants."""
-    cluster, message = record.cluster, of_spec(record.cluster, record.spec)
-    message.name = names.job_name(cluster, record.spec.name)
-    message.etag = fields.etag_of(record.version)
-    message.state = _STATE_NUMBER[record.state]
-    message.create_time.CopyFrom(fields.timestamp_of(record.created_s))
-    message.iterations_done = record.iterations_done
-    message.generation = record.generation
-    message.after.extend(of_dependency(cluster, one, sees_tenant) for one in record.dependencies)
-    if record.spec.array is not None:
-        message.array.CopyFrom(of_array_member(cluster, record.spec.array))
-    message.retries = record.retries
-    message.last_error = record.last_error
-    message.admitted = record.admitted
-    message.schedule.extend(_of_segment(segment) for segment in record.schedule)
-    if math.isfinite(record.start_by_s):
-        message.start_by.CopyFrom(fields.timestamp_of(record.start_by_s))
-    if record.planned_start is not None:
-        message.planned_start.CopyFrom(of_planned_start(record.planned_start))
-    message.opportunistic = record.opportunistic
-    message.service_gpu_seconds = record.service_gpu_s
-    message.run_seconds = record.run_s
-    if record.queued_s:
-        message.queue_time.CopyFrom(fields.timestamp_of(record.queued_s))
-    if record.retry_s:
-        message.retry_time.CopyFrom(fields.timestamp_of(record.retry_s))
-    if record.started_s is not None:
-        message.start_time.CopyFrom(fields.timestamp_of(record.started_s))
-    if record.ended_s is not None:
-        message.end_time.CopyFrom(fields.timestamp_of(record.ended_s))
+    cluster, spec, forecast = record.cluster, record.spec, record.forecast
+    after = [of_dependency(cluster, dependency, sees_tenant) for dependency in record.dependencies]
+    message = pb.Job(
+        **_values_of_spec(cluster, spec),
+        **values_of(record, pb.Job, "allocation", "reason", "forecast"),
+        name=names.job_name(cluster, spec.name),
+        etag=fields.etag_of(record.version),
+        after=after,
+        array=None if spec.array is None else of_array_member(cluster, spec.array),
+        forecast=None if forecast is None or record.ended_s is not None else of_forecast(forecast),
+    )
     if record.allocation is not None:
         message.allocation.CopyFrom(of_allocation(cluster, record.allocation))
     if record.reason is not None:
         message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round, sees_tenant))
         if record.state is JobState.REJECTED:
             message.last_error = message.reason.message
-    if record.training is not None:
-        message.training.CopyFrom(_of_training(record.training))
-    if record.forecast is not None and record.ended_s is None:
-        message.forecast.CopyFrom(of_forecast(record.forecast))
     return message
 
 
@@ -352,36 +248,19 @@ def of_band(band: Band) -> pb.TimeBand:
     return message
 
 
-def _of_training(record: TrainingRecord) -> pb.Training:
-    message = pb.Training(
-        loss=record.loss,
-        memory_bytes=record.memory_bytes,
-        checkpoint_iterations=record.checkpoint_iterations,
-        restart_seconds=record.restart_s,
-        remark=record.remark,
-    )
-    if record.checkpoint_s is not None:
-        message.checkpoint_time.CopyFrom(fields.timestamp_of(record.checkpoint_s))
-    if record.restart_times is not None:
-        message.restart_times.CopyFrom(launch_pb2.RestartTimes(**asdict(record.restart_times)))
-    if record.exit_reason is not None:
-        message.exit_reason = EXIT_NUMBERS[record.exit_reason]
-    return message
-
-
 def of_event(record: JobEventRecord, sees_tenant: SeesTenant) -> pb.JobEvent:
     """Return an entry of a job's history, for a caller who ``sees_tenant`` some tenants."""
-    return pb.JobEvent(
+    return to_message(
+        record,
+        pb.JobEvent,
         time=fields.timestamp_of(record.at_s),
-        event=record.event,
-        state=_STATE_NUMBER[record.state],
         detail=render(record.detail, sees_tenant),
     )
 
 
 def of_allocation(cluster: str, allocation: AllocationRecord) -> pb.Allocation:
     """Return the message of an allocation."""
-    return pb.Allocation(
+    return pb.Allocation(  # written out, as is a reason: a round has 10,000
         cell=of_cell(allocation.cell),
         rate=allocation.rate,
         generation=allocation.generation,
@@ -413,20 +292,10 @@ def of_reason(cluster: str, reason: Reason, number: int, sees_tenant: SeesTenant
 
 def of_planned_start(record: PlannedStartRecord) -> pb.PlannedStart:
     """Return the message of the start that is reserved for a job."""
-    return pb.PlannedStart(
-        start_time=fields.timestamp_of(record.start_s), cell=of_cell(record.cell)
-    )
+    return to_message(record, pb.PlannedStart)
 
 
-def _of_segment(segment: SegmentRecord) -> pb.ScheduleSegment:
-    return pb.ScheduleSegment(
-        start_time=fields.timestamp_of(segment.start_s),
-        end_time=fields.timestamp_of(segment.end_s),
-        cell=of_cell(segment.cell),
-    )
-
-
-def _allowed(field: str, types: list[str]) -> tuple[str, ...]:
+def _allowed(field: str, types: Sequence[str]) -> tuple[str, ...]:
     if len(types) > MAX_GPU_TYPES:
         raise InvalidInput(field, f"must name at most {MAX_GPU_TYPES} types; it names {len(types)}")
     for i, name in enumerate(types):
@@ -435,17 +304,22 @@ def _allowed(field: str, types: list[str]) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _longest_run_s(field: str, message: pb.Job) -> float:
-    """Return the longest run time of a job in seconds, or inf without one."""
-    if not message.HasField("longest_run"):
-        return math.inf
-    longest_s = fields.seconds_of_duration(field, message.longest_run)
+def _longest_run_s(field: str, duration: Duration) -> float:
+    longest_s = fields.seconds_of_duration(field, duration)
     if longest_s <= 0:
         raise InvalidInput(field, "must be above 0 s; leave it out for no limit")
     return longest_s
 
 
-def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
+def _gpu_type(field: str, name: str) -> str:
+    return name and names.require_gpu_type(field, name)
+
+
+def _tenant(field: str, name: str) -> str:
+    return fields.require_text(field, name, 100)
+
+
+def _avoided(cluster: str, field: str, nodes: Sequence[str]) -> tuple[str, ...]:
     if len(nodes) > limits.MAX_AVOIDED_NODES:
         raise InvalidInput(
             field, f"must name at most {limits.MAX_AVOIDED_NODES} nodes; it names {len(nodes)}"
@@ -471,7 +345,7 @@ def to_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
     return dict(labels)
 
 
-def _command(field: str, command: list[str]) -> tuple[str, ...]:
+def _command(field: str, command: Sequence[str]) -> tuple[str, ...]:
     if sum(map(len, command)) > MAX_COMMAND_CHARS:
         raise InvalidInput(field, f"must be at most {MAX_COMMAND_CHARS:,} characters in total")
     for i, word in enumerate(command):
@@ -479,3 +353,27 @@ def _command(field: str, command: list[str]) -> tuple[str, ...]:
             raise InvalidInput(f"{field}[{i}]", "must not contain a zero byte")
     refuse_words(command, field, "launch.secrets or --secret")
     return tuple(command)
+
+
+_NAME_FIELDS: Final = ("name", "after", "array", "avoid_nodes")
+"""The fields of Job that are full names or have them."""
+
+_READERS: Final[dict[str, Reader | None]] = {
+    **usual_readers(pb.Job, JobSpec),
+    "requested_gpu_type": _gpu_type,
+    "tenant": _tenant,
+    "command": _command,
+    "techniques": _techniques,
+    "labels": to_labels,
+    "allowed_gpu_types": _allowed,
+    "longest_run": _longest_run_s,
+}
+"""The readers of the fields that users state of a job, by the API's names."""
+
+_OWN_READERS: Final = {"name", "workload", "plan", "submitted_plan", "launch", "after", "array"}
+"""The fields that need more than their value."""
+
+_CHANGE_READERS: Final = {name: _READERS[name] for name in CHANGEABLE}
+_FIXED_READERS: Final = {
+    name: _READERS[name] for name in _READERS.keys() - CHANGEABLE.keys() - _OWN_READERS
+}

@@ -16,6 +16,7 @@ from tessera.formulation.job.stated_secrets import refuse_variables, refuse_word
 from tessera.formulation.job.techniques import refuse_techniques
 from tessera.formulation.records.jobs import JobSpec
 from tessera.service import fields
+from tessera.service.server.convert.generic import Reader, read_values, to_message, usual_readers
 from tessera.v1 import launch_pb2 as pb
 
 MAX_LAUNCH_CHARS: Final = 65_536
@@ -46,27 +47,9 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
             " node; leave it out, and install the program on the nodes",
         )
     _require_few_characters(field, m)
+    values = read_values(field, m, LaunchSpec, _READERS)
     try:
-        launch = LaunchSpec(
-            runtime=m.runtime,
-            env=dict(m.env),
-            workdir=m.workdir,
-            secrets=_to_secrets(m.secrets),
-            staging_command=tuple(m.staging_command),
-            user=m.user,
-            progress_pattern=m.progress_pattern,
-            stall_limit_s=_to_seconds(
-                "stall_limit", m.stall_limit if m.HasField("stall_limit") else None
-            ),
-            stop_grace_s=_to_seconds(
-                "stop_grace", m.stop_grace if m.HasField("stop_grace") else None
-            ),
-            tuning_space=m.tuning_space,
-            tuning_budget_s=_to_seconds(
-                "tuning_budget", m.tuning_budget if m.HasField("tuning_budget") else None
-            ),
-            until_exit=m.until_exit,
-        )
+        launch = LaunchSpec(**values)
         check_pattern("progress_pattern", launch.progress_pattern)
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
@@ -101,22 +84,7 @@ def require_runnable(field: str, spec: JobSpec) -> None:
 
 def of_launch(spec: JobSpec) -> pb.Launch:
     """Return the message of a job's launch, which always names the runtime."""
-    launch = spec.launch
-    return pb.Launch(
-        runtime=spec.runtime,
-        env=launch.env,
-        workdir=launch.workdir,
-        image=launch.image,
-        secrets=[pb.Secret(variable=s.variable, name=s.name) for s in launch.secrets],
-        staging_command=launch.staging_command,
-        user=launch.user,
-        progress_pattern=launch.progress_pattern,
-        stall_limit=_of_seconds(launch.stall_limit_s),
-        stop_grace=_of_seconds(launch.stop_grace_s),
-        tuning_space=launch.tuning_space,
-        tuning_budget=_of_seconds(launch.tuning_budget_s),
-        until_exit=launch.until_exit,
-    )
+    return to_message(spec.launch, pb.Launch, runtime=spec.runtime)
 
 
 def _require_plan(field: str, spec: JobSpec, plan: ExecutionPlan) -> None:
@@ -147,34 +115,36 @@ def _require_tuning(field: str, spec: JobSpec) -> None:
         )
 
 
-def _to_secrets(messages: Sequence[pb.Secret]) -> tuple[SecretVariable, ...]:
+def _to_secrets(field: str, messages: Sequence[pb.Secret]) -> tuple[SecretVariable, ...]:
     secrets = []
     for index, message in enumerate(messages):
         if holds_secret(message.name):
             raise InvalidInput(
-                f"secrets[{index}].name",
+                f"{field}[{index}].name",
                 "must be the name of a file on the nodes, and not the secret",
             )
         try:
             secrets.append(SecretVariable(variable=message.variable, name=message.name))
         except InvalidInput as wrong:
-            raise InvalidInput(f"secrets[{index}].{wrong.field}", wrong.problem) from wrong
+            raise InvalidInput(f"{field}[{index}].{wrong.field}", wrong.problem) from wrong
     return tuple(secrets)
 
 
-def _to_seconds(name: str, value: Duration | None) -> float:
-    """Return the seconds of a duration. Without one, return 0, the agent's default."""
-    if value is None:
-        return 0.0
-    length_s = fields.seconds_of_duration(name, value)
+def _to_seconds(field: str, value: Duration) -> float:
+    """Return the seconds of a duration that is set."""
+    length_s = fields.seconds_of_duration(field, value)
     if not length_s:
-        raise InvalidInput(name, "must be longer than 0 s; leave it out for the default")
+        raise InvalidInput(field, "must be longer than 0 s; leave it out for the default")
     return length_s
 
 
-def _of_seconds(length_s: float) -> Duration | None:
-    """Return a duration, or None for 0, the agent's default."""
-    return fields.duration_of(length_s) if length_s else None
+_READERS: Final[dict[str, Reader | None]] = {
+    **usual_readers(pb.Launch, LaunchSpec),
+    "secrets": _to_secrets,
+    "stall_limit": _to_seconds,
+    "stop_grace": _to_seconds,
+    "tuning_budget": _to_seconds,
+}
 
 
 def _require_few_characters(field: str, message: pb.Launch) -> None:

@@ -18,6 +18,7 @@ from tessera.formulation.round.parameters import PARAMETERS_FIELD
 from tessera.service import fields
 from tessera.service.roundvalues import attribute_of, make_message, name_option, read_attributes
 from tessera.service.server.convert import names
+from tessera.service.server.convert.generic import to_message
 from tessera.service.server.convert.jobs import of_allocation, of_reason
 from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck
@@ -100,41 +101,12 @@ def of_round(record: RoundRecord, sees_tenant: SeesTenant, *, summary_only: bool
 
 def of_summary(s: RoundSummary) -> pb.Round:
     """Return the message of a round without decisions."""
-    return pb.Round(
+    return to_message(
+        s,
+        pb.Round,
         name=names.round_name(s.cluster, s.number),
-        epoch=s.epoch,
-        create_time=fields.timestamp_of(s.created_s),
         options=of_options(s.options),
-        status=s.status,
-        outcome=s.outcome,
-        objective=s.objective,
-        bound=s.bound,
-        gap=s.gap,
-        placed_score=s.placed_score,
-        greedy_objective=s.greedy_objective,
-        verified=s.verified,
-        violations=s.violations,
-        snapshot_digest=s.snapshot_digest,
-        solver=s.solver,
         work=[pb.SolverWork(solver=name, work=work) for name, work in s.work],
-        prices=s.prices,
-        running=s.running,
-        waiting=s.waiting,
-        started=s.started,
-        suspended=s.suspended,
-        changed=s.changed,
-        replanned=s.replanned,
-        used_gpus=s.used_gpus,
-        seconds=s.seconds,
-        unit=s.unit,
-        samples_per_s=s.samples_per_s,
-        versions=s.versions,
-        goals=map(_of_goal, s.goals),
-        bound_is_trivial=s.bound_is_trivial,
-        proved_by=s.proved_by,
-        has_certificate=s.has_certificate,
-        policy_version=s.policy_version,
-        failures=s.failures,
     )
 
 
@@ -146,16 +118,7 @@ def of_check(check: GoalCheck) -> pb.GoalCheck:
 
 
 def _of_goal(goal: GoalResult) -> pb.GoalResult:
-    return pb.GoalResult(
-        name=goal.name,
-        unit=goal.unit,
-        objective=goal.objective,
-        bound=goal.bound,
-        gap=goal.gap,
-        bound_is_trivial=goal.bound_is_trivial,
-        proved_by=goal.proved_by,
-        certified=goal.certified,
-    )
+    return to_message(goal, pb.GoalResult)
 
 
 def _of_decision(

@@ -8,6 +8,7 @@ from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.records.webhooks import WebhookEvent, WebhookRecord, WebhookSpec
 from tessera.service import fields
 from tessera.service.server.convert import names
+from tessera.service.server.convert.generic import values_of
 from tessera.service.server.convert.jobs import to_labels
 from tessera.service.server.webhooks.sending import SendingOptions, check_url
 from tessera.v1 import webhooks_pb2 as pb
@@ -50,24 +51,11 @@ def _events(field: str, words: Sequence[str]) -> tuple[WebhookEvent, ...]:
 
 def of_webhook(record: WebhookRecord) -> pb.Webhook:
     """Return the message of a stored webhook, without its secret."""
-    spec = record.spec
     message = pb.Webhook(
-        name=names.webhook_name(record.cluster, spec.name),
-        tenant=spec.tenant,
-        all_tenants=spec.all_tenants,
-        url=spec.url,
-        events=spec.events,
-        labels=spec.labels,
-        created_by=spec.created_by,
-        create_time=fields.timestamp_of(record.created_s),
-        delivered=record.delivered,
-        pending=record.pending,
-        failures=record.failures,
-        last_error=record.last_error,
-        disabled=record.disabled,
+        **values_of(record.spec, pb.Webhook, "name"),
+        **values_of(record, pb.Webhook),
+        name=names.webhook_name(record.cluster, record.spec.name),
     )
     if record.delivered_s is not None:
         message.delivery_time.CopyFrom(fields.timestamp_of(record.delivered_s))
-    if record.retry_s is not None:
-        message.retry_time.CopyFrom(fields.timestamp_of(record.retry_s))
     return message

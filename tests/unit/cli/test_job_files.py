@@ -12,10 +12,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.base.errors import InvalidInput
 from tessera.service.cli import options
+from tessera.service.cli.jobs.changeoptions import removes_field
+from tessera.service.cli.jobs.jobfields import MAX_FILE_BYTES, build_optional_job
 from tessera.service.cli.jobs.jobfile import JobEntry, read_jobs
-from tessera.service.cli.jobs.launchoptions import MAX_FILE_BYTES, program_options
 from tessera.service.cli.jobs.launchview import launch_facts
-from tessera.service.cli.jobs.placing import placing_options
 from tessera.service.cli.jobs.workflow import parse_after, parse_array
 from tessera.v1 import jobs_pb2
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
@@ -31,7 +31,7 @@ WHOLE_OPTIONS: dict[str, Any] = {
     "command": "train.py --name 'a b'",
     "env": ["NCCL_DEBUG=INFO", "GREETING=a b=ü", "EMPTY="],
     "workdir": "/srv/train",
-    "secret": ["WANDB_API_KEY=wandb"],
+    "secrets": ["WANDB_API_KEY=wandb"],
     "staging_command": "cp -r '/data/a b' /scratch",
     "user": "ana",
     "progress_pattern": WHOLE_LAUNCH.progress_pattern,
@@ -94,6 +94,10 @@ def read_job(keys: str = "", source: str = "j.yaml") -> jobs_pb2.SubmitJobReques
     return request
 
 
+def read_options(**given: Any) -> jobs_pb2.Job:
+    return build_optional_job(given, "default")
+
+
 def test_a_key_that_is_absent_is_not_sent() -> None:
     request = read_job("stall_limit:\nenv: {}\n")
     assert json_format.MessageToDict(request, preserving_proto_field_name=True) == {
@@ -103,7 +107,6 @@ def test_a_key_that_is_absent_is_not_sent() -> None:
             "requested_gpus": 8,
         }
     }
-    assert program_options() == jobs_pb2.Job()
 
 
 def test_every_key_of_a_job_reaches_the_request(tmp_path: Path) -> None:
@@ -237,13 +240,13 @@ def test_durations_and_times_are_read_with_their_units() -> None:
         ("guaranteed: 1", "guaranteed: must be true or false, not 1"),
         (
             "pinned_gpu_type: true",
-            "pinned_gpu_type: pins the type that 'gpu_type' names, so give both",
+            "pinned_gpu_type: pins the type that gpu_type names, so give both",
         ),
         (f"avoid_nodes: [{'n, ' * 257}]", "avoid_nodes: may name at most 256 nodes"),
         ("after: [x:soon]", "after: "),
         ("array: many", "array: "),
         ("plan: nowhere.json", "plan: nowhere.json cannot be read"),
-        ("plan_first: true", "plan_first: needs a plan"),
+        ("plan_first: true", "plan_first: needs plan, the plan of the first start"),
         ("env: {A: true}", "env: A: must be a text, not true; put it in"),
         (f"env: {{A: {TOKEN}}}", "env[A]: looks like a secret"),
         (f"secrets: {{A: {TOKEN}}}", "secrets: A needs the name of a file on the nodes"),
@@ -280,24 +283,29 @@ def test_arrays_and_the_jobs_that_one_waits_for_are_words() -> None:
 
 
 def test_options_state_what_a_file_states_and_only_what_was_given() -> None:
-    job = program_options(**WHOLE_OPTIONS)
+    job = read_options(**WHOLE_OPTIONS)
     assert (list(job.command), job.launch) == (["train.py", "--name", "a b"], WHOLE_MESSAGE)
-    tuned = program_options(tuning_space="halves", tuning_budget="20m")
-    assert (tuned.launch.tuning_space, tuned.launch.tuning_budget.seconds) == ("halves", 1200)
-    assert ("tuning", "halves, 20m") in launch_facts(tuned)
-    placing = placing_options(allowed_gpu_types="h100, a100", longest_run="1h30m")
-    assert placing.paths == ["allowed_gpu_types", "longest_run"]
-    assert list(placing.job.allowed_gpu_types) == ["h100", "a100"]
-    assert placing.job.longest_run.seconds == 5400
-    assert placing_options() == (jobs_pb2.Job(), [])
-    removed = placing_options("any", "none", "none", "none")
-    assert removed.job == jobs_pb2.Job()
-    assert removed.paths == [
-        "allowed_gpu_types",
-        "node_selector",
-        "preferred_labels",
-        "longest_run",
-    ]
+    tuning_job = read_options(tuning_space="halves", tuning_budget="20m")
+    assert (tuning_job.launch.tuning_space, tuning_job.launch.tuning_budget.seconds) == (
+        "halves",
+        1200,
+    )
+    assert ("tuning", "halves, 20m") in launch_facts(tuning_job)
+    placing_job = read_options(allowed_gpu_types="h100, a100", longest_run="1h30m", labels=["a=b"])
+    assert list(placing_job.allowed_gpu_types) == ["h100", "a100"]
+    assert placing_job.longest_run.seconds == 5400
+    assert dict(placing_job.labels) == {"a": "b"}
+    empty_options = {
+        "until_exit": False,
+        "env": [],
+        "command": "",
+        "user": None,
+        "env_from_file": None,
+    }
+    assert read_options(**empty_options) == jobs_pb2.Job()
+    removals = {"node_selector": "none", "deadline": " none", "avoid_nodes": ["none"]}
+    assert read_options(allowed_gpu_types="any", **removals) == jobs_pb2.Job()
+    assert not removes_field("user", "none")
     with pytest.raises(InvalidInput, match=r"^--label: team has a value already"):
         options.parse_labels("--label", ["team=a", "team=b"])
 
@@ -305,7 +313,7 @@ def test_options_state_what_a_file_states_and_only_what_was_given() -> None:
 def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) -> None:
     file = tmp_path / "train.env"
     file.write_text("# for all runs\n\nA=1\r\n B=x\nC= y = z \n#D=4\nA=2")
-    job = program_options(env_from_file=str(file), env=["C=option"])
+    job = read_options(env_from_file=str(file), env=["C=option"])
     assert dict(job.launch.env) == {"A": "2", "B": "x", "C": "option"}
     for text, problem in (
         (b"A=1\nnot a variable\n", "line 2: must have the form NAME=VALUE"),
@@ -315,7 +323,7 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
     ):
         file.write_bytes(text)
         with pytest.raises(InvalidInput, match=problem) as refused:
-            program_options(env_from_file=str(file))
+            read_options(env_from_file=str(file))
         assert str(refused.value).startswith(f"--env-from-file: {file}")
 
 
@@ -328,8 +336,8 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
         ({"env": [TOKEN]}, "--env: must have the form NAME=VALUE"),
         ({"env": [f"A={TOKEN}"]}, "--env[A]: looks like a secret"),
         ({"env": [f"HF_TOKEN={'h' * 34}"]}, "--env[HF_TOKEN]: looks like a secret"),
-        ({"secret": ["wandb"]}, "--secret: must have the form VARIABLE=NAME"),
-        ({"secret": [f"A={TOKEN}"]}, "--secret: A needs the name of a file on the nodes"),
+        ({"secrets": ["wandb"]}, "--secret: must have the form VARIABLE=NAME"),
+        ({"secrets": [f"A={TOKEN}"]}, "--secret: A needs the name of a file on the nodes"),
         ({"command": "'"}, "--command: must be quoted as in a shell"),
         ({"staging_command": "'"}, "--staging-command: must be quoted as in a shell"),
         ({"stall_limit": "soon"}, "--stall-limit: 'soon' is not a duration"),
@@ -341,6 +349,6 @@ def test_a_wrong_option_of_a_program_is_named_without_its_secret(
     given: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
-        program_options(**given)
+        read_options(**given)
     assert str(refused.value).startswith(problem)
     assert TOKEN not in str(refused.value)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypedDict, TypeVar, Unpack
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -149,6 +150,14 @@ def field_path(name: str) -> str:
     return f"launch.{name}"
 
 
+def describe_field(name: str) -> tuple[FieldDescriptor, str]:
+    """Return the descriptor of a field of ``JobFields``, and its message's name, or "" for none."""
+    outer, _, field = field_path(name).rpartition(".")
+    parent = jobs_pb2.Job.DESCRIPTOR.fields_by_name[outer].message_type if outer else None
+    descriptor = (parent or jobs_pb2.Job.DESCRIPTOR).fields_by_name[field]
+    return descriptor, descriptor.message_type.name if descriptor.message_type else ""
+
+
 def _suggest_field(name: str) -> str:
     """Return a suggestion of the field that an unknown name may mean."""
     names = {field_path(known).rpartition(".")[2]: known for known in JobFields.__annotations__}
@@ -163,9 +172,8 @@ def _set_field(job: jobs_pb2.Job, name: str, value: Any, cluster: str) -> None:
     """Set the field of a job that has a short name."""
     outer, _, field = field_path(name).rpartition(".")
     message: Message = getattr(job, outer) if outer else job
-    described = message.DESCRIPTOR.fields_by_name[field]
-    kind = described.message_type.name if described.message_type else ""
-    if isinstance(value, str) and (described.is_repeated or kind):
+    descriptor, kind = describe_field(name)
+    if isinstance(value, str) and (descriptor.is_repeated or kind):
         raise TypeError(f"{name} must not be a text; {_WANTED.get(kind, 'give a list of texts')}")
     match field, kind:
         case "secrets", _:
@@ -176,6 +184,8 @@ def _set_field(job: jobs_pb2.Job, name: str, value: Any, cluster: str) -> None:
             job.after.extend(_dependency(cluster, other) for other in value)
         case "avoid_nodes", _:
             job.avoid_nodes.extend(full_names(cluster, "nodes", value))
+        case _, "Duration" | "Timestamp" if isinstance(value, Message):
+            getattr(message, field).CopyFrom(value)
         case _, "Duration":
             if not isinstance(value, timedelta):
                 raise TypeError(f"{name} must be a timedelta, e.g. timedelta(minutes=2)")
@@ -187,7 +197,7 @@ def _set_field(job: jobs_pb2.Job, name: str, value: Any, cluster: str) -> None:
                 )
             getattr(message, field).FromDatetime(_moment(value))
         case _, "":
-            if described.is_repeated:
+            if descriptor.is_repeated:
                 getattr(message, field).extend(value)
             else:
                 setattr(message, field, value)

@@ -1,13 +1,14 @@
-"""The options of jobs on where they run, and for how long."""
+"""The options of jobs that may change after submission, and the view of where jobs may run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, TypedDict
 
 import typer
 
-from tessera.service.cli import options
+from tessera.service.cli.completion import complete_nodes
+from tessera.service.cli.options import Deadline, MaxGpus, MinGpus, Priority, Weight
 from tessera.service.cli.render import format_span
 from tessera.v1 import jobs_pb2
 
@@ -15,29 +16,61 @@ ANY: Final = "any"
 """The word for all GPU types. No GPU type has this name."""
 
 NONE: Final = "none"
+"""The word for no requirement of any other kind."""
 
 _PANEL: Final = "Where the job runs, and for how long"
-
-
-class Placing(NamedTuple):
-    """The fields of a job that options state, and the names of those that were given."""
-
-    job: jobs_pb2.Job
-    paths: list[str]
 
 
 def _option(text: str, *names: str, metavar: str) -> Any:
     return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=_PANEL)
 
 
-def placing_options(
+class ChangeOptions(TypedDict):
+    """The options of `submit` and `update`, by the names of the fields that they state.
+
+    An option that was not given is None.
+    """
+
+    weight: Weight
+    priority: Priority
+    deadline: Deadline
+    pinned: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether the job keeps its GPUs when others are moved to reduce fragmentation."
+        ),
+    ]
+    preemptible: Annotated[
+        bool | None,
+        typer.Option(help="Whether rounds may suspend or shrink the job at any time for others."),
+    ]
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", help="Label, as KEY=VALUE. Repeatable. `update` replaces all present labels."
+        ),
+    ]
+    pinned_gpu_type: Annotated[
+        bool | None,
+        typer.Option(help="Whether the job must run on the GPU type that --gpu-type names."),
+    ]
+    avoid_nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--avoid-node",
+            help="A node that the job must not run on, or 'none'. Repeatable.",
+            autocompletion=complete_nodes,
+        ),
+    ]
+    min_gpus: MinGpus
+    max_gpus: MaxGpus
     allowed_gpu_types: Annotated[
         str | None,
         _option(
             "GPU types that the job may run on, e.g. h100,a100. Default: all, or 'any'.",
             metavar="TYPES",
         ),
-    ] = None,
+    ]
     node_selector: Annotated[
         str | None,
         _option(
@@ -45,7 +78,7 @@ def placing_options(
             " Default: 'none'.",
             metavar="LABELS",
         ),
-    ] = None,
+    ]
     preferred_labels: Annotated[
         str | None,
         _option(
@@ -53,7 +86,7 @@ def placing_options(
             " Default: 'none'.",
             metavar="LABELS",
         ),
-    ] = None,
+    ]
     longest_run: Annotated[
         str | None,
         _option(
@@ -61,26 +94,15 @@ def placing_options(
             " stopped and has failed; its checkpoint is kept. Default: 'none'.",
             metavar="TIME",
         ),
-    ] = None,
-) -> Placing:
-    """Return what the options state."""
-    job = jobs_pb2.Job()
-    if allowed_gpu_types is not None and allowed_gpu_types.strip() != ANY:
-        job.allowed_gpu_types.extend(options.split_words(allowed_gpu_types))
-    if node_selector is not None and node_selector.strip() != NONE:
-        job.node_selector = node_selector
-    if preferred_labels is not None and preferred_labels.strip() != NONE:
-        job.preferred_labels = preferred_labels
-    if longest_run is not None and longest_run.strip() != NONE:
-        longest_s = options.parse_seconds("--longest-run", longest_run)
-        job.longest_run.CopyFrom(options.to_duration(longest_s))
-    given = {
-        "allowed_gpu_types": allowed_gpu_types,
-        "node_selector": node_selector,
-        "preferred_labels": preferred_labels,
-        "longest_run": longest_run,
-    }
-    return Placing(job, [path for path, value in given.items() if value is not None])
+    ]
+
+
+def removes_field(name: str, value: object) -> bool:
+    """Return whether the value of an option removes what a job states, e.g. ``--deadline none``."""
+    if name == "labels" or name not in ChangeOptions.__annotations__:
+        return False
+    words = [value.strip()] if isinstance(value, str) else value
+    return words == [ANY if name == "allowed_gpu_types" else NONE]
 
 
 def placing_facts(job: jobs_pb2.Job) -> Sequence[tuple[str, str]]:
