@@ -31,7 +31,7 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     MeasurementRecord,
 )
-from tessera.formulation.state.demand import Capacity
+from tessera.formulation.base.resources import Capacity
 
 MAX_LEARNED: Final = 64
 """Largest number of measured Cells in a calibration. The latest ones are used."""

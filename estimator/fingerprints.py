@@ -18,7 +18,7 @@ from tessera.formulation.base.values import Cell, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.estimates import MeasurementRecord, ModelSpec
-from tessera.formulation.state.demand import Capacity
+from tessera.formulation.base.resources import Capacity
 
 
 @lru_cache(maxsize=4)

@@ -45,7 +45,7 @@ from tessera.formulation.job.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.job.techniques import PlanLimits
-from tessera.formulation.state.demand import Capacity, Demand
+from tessera.formulation.base.resources import Capacity, Demand
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
 """Numbers of CPU cores for each GPU that are tried for offloaded states."""
