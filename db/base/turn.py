@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from tessera.db.base import dependencies
 from tessera.db.base.documents import dump_json
-from tessera.db.base.host import NODE_HOST, list_host
 from tessera.db.base.rows import json_rows
 from tessera.db.base.webhooks import RECORD_EVENTS, notify_deliverers
+from tessera.db.schema.host import NODE_HOST, list_host
 from tessera.db.schema.tables import LEAVES, LIVE
 from tessera.formulation.base.errors import NotFound
 from tessera.formulation.base.resources import HostNeeds

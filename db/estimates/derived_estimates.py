@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from tessera.db.base.cells import cell_on, estimate_rows, stored_plan
 from tessera.db.base.documents import dump_json, reason_plain
-from tessera.db.base.host import list_host
 from tessera.db.base.limits import require_few, require_few_estimates
 from tessera.db.base.rows import cluster_id, enter_cluster
 from tessera.db.base.turn import request_round
@@ -18,6 +17,7 @@ from tessera.db.estimates import profiling
 from tessera.db.estimates.plans import ensure_plans, ensure_unnamed_plan
 from tessera.db.estimates.tunings import put_tunings
 from tessera.db.estimates.workloads import ensure_workloads, lock_workloads, require_types
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables import LIVE
 from tessera.formulation.base.resources import HostCapacity, amounts_of, name_amounts
 from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, GpuType, Workload
@@ -71,7 +71,7 @@ SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus)
     coalesce(sum(n.gpus), 0)::bigint AS gpus, {list_host("max(coalesce(n.@, n.reported_@)) AS node_@")}
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
-""")  # noqa: S608 - a constant of tessera.db.base.host
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 _MEASUREMENTS = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,

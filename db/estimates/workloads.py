@@ -9,11 +9,11 @@ import sqlalchemy as sa
 
 from tessera.db.base.cells import estimate_rows
 from tessera.db.base.documents import dump_json
-from tessera.db.base.host import list_host
 from tessera.db.base.limits import require_few_estimates
 from tessera.db.base.rows import enter_cluster
 from tessera.db.base.turn import request_round
 from tessera.db.estimates.plans import ensure_plans
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import BEST_PLAN_NOTE, EstimateRecord
@@ -54,7 +54,7 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     sd = excluded.sd, complete = excluded.complete, derived = false, stated_degree = NULL,
     {list_host("@ = excluded.@")},
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
-""")  # noqa: S608 - a constant of tessera.db.base.host
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 # An estimate without a plan replaces the one that was imported for the same Cell before, if that got
 # its plan here. The plan stays, unless the Cell does not run now.

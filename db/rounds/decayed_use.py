@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tessera.db.base.host import list_host
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.state.decayed_use import HOST_CODES, DecayedUse, tabulate_uses
 

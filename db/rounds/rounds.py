@@ -11,7 +11,6 @@ from tessera.db.access import audit_log
 from tessera.db.base import requests
 from tessera.db.base.decisions import read_decisions, write_decisions
 from tessera.db.base.documents import summary_from, summary_json
-from tessera.db.base.host import NODE_HOST, list_host
 from tessera.db.base.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.base.turn import JobChange, NewCell, Turn
 from tessera.db.base.webhooks import record_lapsed_deadlines
@@ -34,6 +33,7 @@ from tessera.db.rounds.round_snapshots import (
     read_base,
 )
 from tessera.db.schema.engine import Database
+from tessera.db.schema.host import NODE_HOST, list_host
 from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.answer.effective import effective_gpus
 from tessera.formulation.base.errors import (

@@ -1,18 +1,16 @@
 """The resources of nodes: GPUs of one type, and those of the host, such as CPU cores.
 
 ``HOST_RESOURCES`` is the table of the latter. A new one is a row of that table, and a field of the
-classes in this module. All other modules go through the table.
+classes in this module and in ``state.host_tables``. All other modules go through the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-
-from tessera.formulation.base.tables import Bools, Ints, Table, usual
+from tessera.formulation.base import limits
 
 NOT_STATED: Final = -1
 """The amount of a resource of a node that did not state it. It limits nothing."""
@@ -36,6 +34,8 @@ class HostResource(NamedTuple):
     """Unit of its coupling rows. Counted in bytes, the sum over columns may exceed 2^53. Needs and
     capacity are rounded down, so the row never refuses what fits exactly."""
     change: str  # the kind of change that adds some of it to a node
+    max_on_node: int
+    max_needed: int  # by a job in all
 
     def show(self, amount: int, sign: str = "") -> str:
         """Return an amount in the unit. With the ``sign`` "+", a positive one has its sign."""
@@ -58,6 +58,8 @@ HOST_RESOURCES: Final = (
         row="cpus",
         row_unit=1,
         change="ADD_CPUS",
+        max_on_node=limits.MAX_CPUS_PER_NODE,
+        max_needed=limits.MAX_CPUS,
     ),
     HostResource(
         name="host_bytes",
@@ -68,6 +70,8 @@ HOST_RESOURCES: Final = (
         row="host memory",
         row_unit=_MEBIBYTE,
         change="ADD_HOST_MEMORY",
+        max_on_node=limits.MAX_MEMORY_BYTES,
+        max_needed=2**60,
     ),
 )
 """The resources of nodes in addition to GPUs. CPU cores are first: schedulers trade them for GPUs."""
@@ -181,58 +185,3 @@ class Capacity(HostCapacity):
             cpus=None if self.cpus is None else self.cpus + demand.cpus,
             host_bytes=None if self.host_bytes is None else self.host_bytes + demand.host_bytes,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CapacityTable(Table):
-    """Base of the table of nodes: what each host has, or ``NOT_STATED``."""
-
-    cpus: Ints = usual(NOT_STATED)  # cores
-    host_bytes: Ints = usual(NOT_STATED)  # bytes of host memory
-
-    def states_more(self) -> Bools:
-        """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
-        stated: Bools = np.logical_or.reduce([has != NOT_STATED for has in amounts_of(self)])
-        return stated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NeedsTable(Table):
-    """Base of the tables that have what jobs need of hosts in all, e.g. on each of many Cells."""
-
-    cpus: Ints = usual(0)  # cores
-    host_bytes: Ints = usual(0)  # bytes of host memory
-
-    @property
-    def of_gpus_alone(self) -> bool:
-        """Return whether only GPUs are needed."""
-        return not any(needs.any() for needs in amounts_of(self))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GivenTable(Table):
-    """Base of the table of jobs: what each job was given with its Cell.
-
-    It is ``NOT_STATED`` if the job has none, or if its Cell's estimates count.
-    """
-
-    current_cpus: Ints = usual(NOT_STATED)  # cores
-    current_host_bytes: Ints = usual(NOT_STATED)  # bytes of host memory
-
-    def is_given(self) -> Bools:
-        """Return whether each job has what it was given, bool[jobs]."""
-        given: Bools = self.current_cpus != NOT_STATED
-        return given
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Demands(NeedsTable):
-    """The total demand of each of many Cells or columns."""
-
-    INDEX: ClassVar[str] = "demands"
-    gpus: Ints
-
-    def of(self, index: int) -> Demand:
-        """Return one demand."""
-        needs = name_amounts(int(needs[index]) for needs in amounts_of(self))
-        return Demand(gpus=int(self.gpus[index]), **needs)

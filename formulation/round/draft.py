@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.base.resources import Demands
 from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.formulation.job.reasons import Reason
 from tessera.formulation.round.admission import Admission
@@ -29,6 +28,7 @@ from tessera.formulation.round.rates import (
 )
 from tessera.formulation.state.cells import Cells
 from tessera.formulation.state.given_demand import demands_of_columns
+from tessera.formulation.state.host_tables import Demands
 from tessera.formulation.state.last_round import StartPlan
 from tessera.formulation.state.replans import start_duration_s
 from tessera.formulation.state.snapshot import Snapshot

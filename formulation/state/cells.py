@@ -15,13 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.base.resources import (
-    HOST_NAMES,
-    Demands,
-    NeedsTable,
-    amounts_of,
-    name_amounts,
-)
+from tessera.formulation.base.resources import HOST_NAMES, amounts_of, name_amounts
 from tessera.formulation.base.tables import (
     Bools,
     CellTable,
@@ -32,6 +26,7 @@ from tessera.formulation.base.tables import (
     usual,
 )
 from tessera.formulation.base.values import CellKey
+from tessera.formulation.state.host_tables import Demands, NeedsTable
 from tessera.formulation.state.snapshot import Estimates, Snapshot
 
 LOCALITY_FACTOR = 0.9

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from tessera.formulation.base.resources import Demands, amounts_of
+from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints, begins_group
 from tessera.formulation.state.cells import Cells
+from tessera.formulation.state.host_tables import Demands
 
 
 def find_undominated(cells: Cells) -> Bools:

@@ -11,17 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.base.resources import (
-    GIVEN,
-    NO_NEEDS,
-    Demand,
-    Demands,
-    amounts_of,
-    name_amounts,
-)
+from tessera.formulation.base.resources import GIVEN, NO_NEEDS, Demand, amounts_of, name_amounts
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.base.values import CellKey
 from tessera.formulation.state.cells import Cells
+from tessera.formulation.state.host_tables import Demands
 from tessera.formulation.state.snapshot import Estimates, Jobs, Snapshot
 
 CellDemands: TypeAlias = Mapping[tuple[int, CellKey], tuple[int, ...]]

@@ -14,9 +14,6 @@ from tessera.formulation.base.resources import (
     HOST_NAMES,
     NOT_STATED,
     Capacity,
-    CapacityTable,
-    GivenTable,
-    NeedsTable,
     amounts_of,
     name_amounts,
 )
@@ -33,6 +30,7 @@ from tessera.formulation.base.values import (
 from tessera.formulation.job.dependencies import CONDITIONS
 from tessera.formulation.job.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.state.decayed_use import HOST_CODES, NO_DECAYED_USE, DecayedUse
+from tessera.formulation.state.host_tables import CapacityTable, GivenTable, NeedsTable
 from tessera.formulation.state.last_round import (
     NO_EXPECTED_RELEASES,
     NO_PLANNED_NODES,

@@ -10,11 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.base.resources import NO_NEEDS, NOT_STATED, Demands, amounts_of
+from tessera.formulation.base.resources import NO_NEEDS, NOT_STATED, amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.formulation.round.draft import Draft
 from tessera.formulation.round.promises.launched import is_launched
 from tessera.formulation.state.cells import most_compact_by_job
+from tessera.formulation.state.host_tables import Demands
 from tessera.solvers.schedulers.base import SchedulerView
 
 Gain = Callable[[int, int], float]

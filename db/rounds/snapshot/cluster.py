@@ -7,9 +7,9 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import sqlalchemy as sa
 
-from tessera.db.base.host import list_host
 from tessera.db.base.rows import json_rows
 from tessera.db.rounds.snapshot.keys import KeyIndex, Keys, split_ints, split_rows
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.resources import HOST_NAMES, NOT_STATED, name_amounts
 from tessera.formulation.base.values import GpuType, Workload
 from tessera.formulation.job.reasons import ReasonCode

@@ -8,8 +8,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.base.copy import read_columns, wire_types
-from tessera.db.base.host import list_host
 from tessera.db.rounds.snapshot.keys import Keys
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables import LIVE
 from tessera.formulation.base.tables import Bools
 from tessera.formulation.state.snapshot import Estimates, Jobs

@@ -17,7 +17,6 @@ from tessera.formulation.base.resources import (
     HOST_RESOURCES,
     NOT_STATED,
     Demand,
-    Demands,
     HostResource,
     amounts_of,
     name_amounts,
@@ -28,6 +27,7 @@ from tessera.formulation.round.node_room import smallest_demands
 from tessera.formulation.round.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.state.given_demand import demand_on, demands_of_cells
 from tessera.formulation.state.hierarchy import lines_of_snapshot
+from tessera.formulation.state.host_tables import Demands
 from tessera.formulation.state.snapshot import STATES, Snapshot
 from tessera.solvers.rounds.explaining.trials import Changes, Ladder
 from tessera.solvers.rounds.options import RoundOptions

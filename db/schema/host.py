@@ -8,7 +8,7 @@ from tessera.formulation.base.resources import HOST_NAMES
 def list_host(template: str, separator: str = ", ") -> str:
     """Return SQL with ``template`` for each resource of hosts, whose name replaces each ``@``.
 
-    For example, ``list_host("e.@")`` is ``e.cpus, e.host_bytes``.
+    For example, ``list_host("e.@")`` lists their columns of the table ``e``.
     """
     return separator.join(template.replace("@", name) for name in HOST_NAMES)
 
