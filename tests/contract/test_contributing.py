@@ -75,7 +75,13 @@ PRODUCT = (
 """The folders of the product. Generated files and tests are elsewhere."""
 
 
-@pytest.mark.parametrize(("name", "max_files"), [("cpus_per_gpu", 5)])  # a field of execution plans
+@pytest.mark.parametrize(
+    ("name", "max_files"),
+    [
+        ("cpus_per_gpu", 5),  # a field of execution plans
+        ("host_bytes", 12),  # a resource of nodes
+    ],
+)
 def test_a_field_is_named_in_few_files(name: str, max_files: int) -> None:
     paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.p[yr]*")]
     word = re.compile(rf"\b{name}\b")
