@@ -104,8 +104,8 @@ def _apply_one(
     if kind == "UNDRAIN":
         _named(nodes, subject)["schedulable"] = True
         return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
-    if kind in (added := {resource.change: resource.name for resource in HOST_RESOURCES}):
-        _named(nodes, subject)[added[kind]] = int(amount)
+    if kind in (names := {resource.change: resource.name for resource in HOST_RESOURCES}):
+        _named(nodes, subject)[names[kind]] = int(amount)
         return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
     if kind == "ADD_GPUS":
         like, left = nodes[0] | {"gpu_type": types.index(subject), "schedulable": True}, int(amount)

@@ -255,9 +255,9 @@ def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list
     agent finds, and its labels, are not stated: they are stored separately.
     """
     known = {node.name: node for node in stored}
-    nodes, unstated = [], name_amounts(amounts_of(UNSTATED_HOST))
+    nodes, no_host = [], name_amounts(amounts_of(UNSTATED_HOST))
     for spec in specs:
-        as_found = replace(spec, **unstated, labels={}, version=None)
+        as_found = replace(spec, **no_host, labels={}, version=None)
         node = known.get(spec.name)
         if node is not None:
             as_found = replace(

@@ -58,7 +58,7 @@ QUIET_EVENTS = frozenset({JobEvent.RAN, JobEvent.GONE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewCell(HostNeeds):
-    """A Cell to give to a job, by keys, with what it is given of its hosts."""
+    """A Cell to give to a job, by keys, with its needs of hosts."""
 
     type_id: int
     gpus: int

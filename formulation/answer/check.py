@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.formulation.answer.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.answer.solution import Solution
-from tessera.formulation.base.resources import GIVEN, HOST_RESOURCES, amounts_of
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_RESOURCES, amounts_of
 from tessera.formulation.base.tables import Bools, Ints
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.lifecycle import LEAVING
@@ -282,7 +282,11 @@ def _more_than_nodes_have(
     for current, name in zip(jobs.CELL, cells.CELL, strict=True):
         stays &= getattr(jobs, current)[given.job] == getattr(cells, name)[cell]
     for what, needs, current_needs, has in zip(
-        HOST_RESOURCES, amounts_of(cells), amounts_of(jobs, GIVEN), amounts_of(nodes), strict=True
+        HOST_RESOURCES,
+        amounts_of(cells),
+        amounts_of(jobs, GIVEN_PREFIX),
+        amounts_of(nodes),
+        strict=True,
     ):
         total = np.where(stays, current_needs[given.job], needs[cell])
         if not (total.any() and (has >= 0).any()):

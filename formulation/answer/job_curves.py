@@ -187,8 +187,8 @@ class _Curves:
             gpus=self._steps(compact, d.gpus, Resource.GPUS),
             at_gpus=at_gpus,
             host=name_amounts(
-                self._steps(here, needs, by) if needs[here].any() else ()
-                for needs, by in zip_longest(amounts_of(d), (Resource.CPUS,))
+                self._steps(here, needs, resource) if needs[here].any() else ()
+                for needs, resource in zip_longest(amounts_of(d), (Resource.CPUS,))
             ),
             shapes=tuple(
                 self.cell(column)

@@ -28,7 +28,7 @@ class CurvePoint(NamedTuple):
     """The least resources at which a job reaches a rate, in shares of its reference rate."""
 
     held: tuple[int, int]  # GPUs and CPU cores
-    others: tuple[int, ...]  # amounts of the other host resources, e.g. bytes of host memory
+    other_needs: tuple[int, ...]  # amounts of the other host resources, e.g. bytes of host memory
     rate: float
     column: int  # of the draft
 
@@ -142,8 +142,8 @@ def trace_points(
     """
     demand = draft.demand
     every = [
-        CurvePoint((gpus, cpus), tuple(others), rate / reference, column)
-        for rate, column, gpus, cpus, *others in zip(
+        CurvePoint((gpus, cpus), tuple(other_needs), rate / reference, column)
+        for rate, column, gpus, cpus, *other_needs in zip(
             draft.rate[columns].tolist(),
             columns.tolist(),
             demand.gpus[columns].tolist(),
@@ -151,7 +151,7 @@ def trace_points(
             strict=True,
         )
     ]
-    every.sort(key=lambda p: (p.held, p.column != current, -p.rate, p.others))
+    every.sort(key=lambda p: (p.held, p.column != current, -p.rate, p.other_needs))
     return tuple(_undominated(every, current))
 
 
@@ -173,7 +173,7 @@ def find_minimum(
         for k, point in enumerate(points)
         if point.held[0] <= most_gpus and point.held[1] <= most_cpus and reaches(point, target)
     ]
-    return min(reach, key=lambda k: (points[k].held, points[k].others), default=-1)
+    return min(reach, key=lambda k: (points[k].held, points[k].other_needs), default=-1)
 
 
 def _undominated(every: Iterable[CurvePoint], current: int) -> list[CurvePoint]:

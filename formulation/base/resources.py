@@ -1,4 +1,4 @@
-"""The resources of nodes: GPUs of one type, and those of the host, such as CPU cores.
+"""The resources of nodes: GPUs of one type, and resources of the host, such as CPU cores.
 
 ``HOST_RESOURCES`` is the table of the latter. A new one is a row of that table, and a field of the
 classes in this module and in ``state.host_tables``. All other modules go through the table.
@@ -78,10 +78,10 @@ HOST_RESOURCES: Final = (
 
 HOST_NAMES: Final = tuple(resource.name for resource in HOST_RESOURCES)
 
-GIVEN: Final = "current_"
+GIVEN_PREFIX: Final = "current_"
 """Prefix of the columns of ``Jobs`` that have what a job was given with its Cell."""
 
-REPORTED: Final = "reported_"
+REPORTED_PREFIX: Final = "reported_"
 """Prefix of the amounts that the agent of a node found there."""
 
 NO_NEEDS: Final = (0,) * len(HOST_RESOURCES)

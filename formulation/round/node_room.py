@@ -116,5 +116,5 @@ def _largest_node(snapshot: Snapshot, gpu_type: int) -> tuple[str, str]:
     """Return the most that nodes of a type state, as evidence."""
     nodes = snapshot.nodes
     own = nodes.gpu_type == gpu_type
-    most = amounts_in_words(int(has[own].max(initial=0)) for has in amounts_of(nodes))
-    return f"most on a node of {snapshot.gpu_types[gpu_type].name}", most
+    sizes = amounts_in_words(int(has[own].max(initial=0)) for has in amounts_of(nodes))
+    return f"most on a node of {snapshot.gpu_types[gpu_type].name}", sizes

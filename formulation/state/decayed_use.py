@@ -16,7 +16,7 @@ from tessera.formulation.base.resources import HOST_NAMES
 from tessera.formulation.base.tables import Floats, Ints, Table
 
 HOST_CODES: Final = tuple(range(-1, -1 - len(HOST_NAMES), -1))
-"""The resources of ``DecayedUse`` that stand for those of hosts, in the order of their table."""
+"""The resources of ``DecayedUse`` that stand for resources of hosts, in the order of their table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tessera.formulation.base.resources import GIVEN, NO_NEEDS, Demand, amounts_of, name_amounts
+from tessera.formulation.base.resources import (
+    GIVEN_PREFIX,
+    NO_NEEDS,
+    Demand,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.base.values import CellKey
 from tessera.formulation.state.cells import Cells
@@ -25,13 +31,13 @@ CellDemands: TypeAlias = Mapping[tuple[int, CellKey], tuple[int, ...]]
 def demands_of_columns(jobs: Jobs, cells: Cells, job: Ints, cell: Ints) -> Demands:
     """Return the total demand of each column, whose job and Cell are int64[columns]."""
     demands = cells.demand.at(cell)
-    given, current = jobs.is_given(), amounts_of(jobs, GIVEN)
+    given, current = jobs.is_given(), amounts_of(jobs, GIVEN_PREFIX)
     is_needed = any((amount[given] > 0).any() for amount in current)
     if not given.any() or (demands.of_gpus_alone and not is_needed):
         return demands
     stays = given[job]
-    for own, name in zip(Jobs.CELL, Cells.CELL, strict=True):
-        stays &= getattr(jobs, own)[job] == getattr(cells, name)[cell]
+    for current_name, name in zip(Jobs.CELL, Cells.CELL, strict=True):
+        stays &= getattr(jobs, current_name)[job] == getattr(cells, name)[cell]
     pairs = zip(current, amounts_of(demands), strict=True)
     needs = name_amounts(np.where(stays, amount[job], need) for amount, need in pairs)
     return Demands(gpus=demands.gpus, **needs)
@@ -52,5 +58,5 @@ def demand_on(snapshot: Snapshot, demands: CellDemands, job: int, cell: CellKey)
     jobs = snapshot.jobs
     needs = demands.get((int(jobs.workload[job]), cell), NO_NEEDS)
     if jobs.is_given()[job] and jobs.key_at(job) == cell:
-        needs = tuple(int(amount[job]) for amount in amounts_of(jobs, GIVEN))
+        needs = tuple(int(amount[job]) for amount in amounts_of(jobs, GIVEN_PREFIX))
     return Demand(gpus=cell.gpus, **name_amounts(needs))

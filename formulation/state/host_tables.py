@@ -20,8 +20,8 @@ class CapacityTable(Table):
 
     def states_more(self) -> Bools:
         """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
-        stated: Bools = np.logical_or.reduce([has != NOT_STATED for has in amounts_of(self)])
-        return stated
+        is_stated: Bools = np.logical_or.reduce([has != NOT_STATED for has in amounts_of(self)])
+        return is_stated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,9 +48,9 @@ class GivenTable(Table):
     current_host_bytes: Ints = usual(NOT_STATED)  # bytes of host memory
 
     def is_given(self) -> Bools:
-        """Return whether each job has what it was given, bool[jobs]."""
-        given: Bools = self.current_cpus != NOT_STATED
-        return given
+        """Return whether each job was given resources of hosts, bool[jobs]."""
+        is_given: Bools = self.current_cpus != NOT_STATED
+        return is_given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

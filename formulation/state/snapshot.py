@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.resources import (
-    GIVEN,
+    GIVEN_PREFIX,
     HOST_NAMES,
     NOT_STATED,
     Capacity,
@@ -232,7 +232,7 @@ class Jobs(GivenTable, CellTable):
 
 WITHOUT_CELL: Final[dict[str, int]] = {
     **dict(zip(Jobs.CELL, NO_CELL, strict=True)),
-    **{GIVEN + name: NOT_STATED for name in HOST_NAMES},
+    **{GIVEN_PREFIX + name: NOT_STATED for name in HOST_NAMES},
 }
 """The columns of ``Jobs`` on its Cell, and on what it was given with it, of a job without one."""
 
@@ -273,7 +273,7 @@ _AMOUNTS: Final = (
     ("jobs", "iterations_left", 0, True),
     ("jobs", "requested_gpus", 1, True),
     ("jobs", "requested_cpus", 0, True),
-    *(("jobs", GIVEN + name, NOT_STATED, True) for name in HOST_NAMES),
+    *(("jobs", GIVEN_PREFIX + name, NOT_STATED, True) for name in HOST_NAMES),
     ("jobs", "min_gpus", 0, True),
     ("jobs", "max_gpus", 0, True),
     ("jobs", "weight", 0, True),

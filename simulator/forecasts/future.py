@@ -18,7 +18,7 @@ import numpy as np
 from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.answer.placement import current_gangs
 from tessera.formulation.base.moments import SAME_S
-from tessera.formulation.base.resources import GIVEN, HOST_NAMES, NO_NEEDS, NOT_STATED
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NO_NEEDS, NOT_STATED
 from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.base.values import BEST_FOUND, CellKey, Hold
 from tessera.formulation.job.dependencies import CONDITIONS, Condition
@@ -330,7 +330,7 @@ class _Future:
     def _stint(self, job: int) -> Stint:
         """Return what the job has held since the snapshot, which has what it held before."""
         cell, column = self._cell(job), self._column
-        needs = tuple(int(column[GIVEN + name][job]) for name in HOST_NAMES)
+        needs = tuple(int(column[GIVEN_PREFIX + name][job]) for name in HOST_NAMES)
         if NOT_STATED in needs:
             needs = self._demands.get((self._workload(job), cell), NO_NEEDS)
         return Stint(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.formulation.base.resources import GIVEN, HOST_NAMES, NOT_STATED, amounts_of
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NOT_STATED, amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.base.values import CellKey
 from tessera.formulation.job.lifecycle import JobState
@@ -38,7 +38,7 @@ _STORED_COLUMNS = (
     "restart_s",
     "generation",
     *Jobs.CELL,
-    *(GIVEN + name for name in HOST_NAMES),
+    *(GIVEN_PREFIX + name for name in HOST_NAMES),
     "unmet",
     "array",
     "array_limit",
@@ -120,7 +120,7 @@ class StoredJobs:
         self.current_degree = np.zeros(count, dtype=np.int64)
         self.current_plan = np.zeros(count, dtype=np.int64)
         for name in HOST_NAMES:
-            setattr(self, GIVEN + name, np.full(count, NOT_STATED, dtype=np.int64))
+            setattr(self, GIVEN_PREFIX + name, np.full(count, NOT_STATED, dtype=np.int64))
 
     # changes
 
@@ -146,8 +146,8 @@ class StoredJobs:
         self.version[job] += 1
         for column, value in zip(Jobs.CELL, cell, strict=True):
             getattr(self, column)[job] = value
-        for given, amount in zip(amounts_of(self, GIVEN), needs, strict=True):
-            given[job] = amount
+        for column, amount in zip(amounts_of(self, GIVEN_PREFIX), needs, strict=True):
+            column[job] = amount
 
     def stop(self, job: int, now_s: float) -> None:
         """Count the run of a job that has had its GPUs until now. Its state stays."""
@@ -188,9 +188,9 @@ class StoredJobs:
         """Return the Cell on which a job runs."""
         return CellKey._make(int(getattr(self, column)[job]) for column in Jobs.CELL)
 
-    def given(self, job: int) -> tuple[int, ...]:
+    def host_needs(self, job: int) -> tuple[int, ...]:
         """Return the amounts of host resources that a job was given with its Cell."""
-        return tuple(int(amount[job]) for amount in amounts_of(self, GIVEN))
+        return tuple(int(amount[job]) for amount in amounts_of(self, GIVEN_PREFIX))
 
     def stint(self, job: int) -> Stint:
         """Return what a job with GPUs holds."""
@@ -198,7 +198,7 @@ class StoredJobs:
             tenant=self.specs[job].tenant,
             gpu_type=int(self.current_type[job]),
             gpus=int(self.current_gpus[job]),
-            needs=tuple(max(0, amount) for amount in self.given(job)),
+            needs=tuple(max(0, amount) for amount in self.host_needs(job)),
             began_s=EPOCH_S + float(self.began_s[job]),
         )
 

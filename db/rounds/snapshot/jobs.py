@@ -15,7 +15,7 @@ from tessera.db.rounds.snapshot.cluster import ClusterFacts
 from tessera.db.rounds.snapshot.keys import KeyIndex, Keys, split_rows
 from tessera.db.schema.job_columns import UNTIL_EXIT
 from tessera.db.schema.tables import LIVE
-from tessera.formulation.base.resources import GIVEN, HOST_NAMES, NOT_STATED
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NOT_STATED
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.dependencies import CONDITIONS, Condition
@@ -70,7 +70,8 @@ _JOB_EXPRESSIONS = {
     "current_degree": "coalesce(j.cell_degree, 0)",
     "current_plan": "coalesce(j.cell_plan_id, 0)",
     **{
-        GIVEN + name: f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_{name} END"
+        GIVEN_PREFIX
+        + name: f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_{name} END"
         for name in HOST_NAMES
     },
     "plan": "coalesce(j.plan_id, 0)",

@@ -16,7 +16,7 @@ from tessera.db.schema.tables.columns import (
     reference_column,
     text_column,
 )
-from tessera.formulation.base.resources import HOST_NAMES, REPORTED
+from tessera.formulation.base.resources import HOST_NAMES, REPORTED_PREFIX
 
 clusters = sa.Table(
     "clusters",
@@ -87,7 +87,11 @@ nodes = sa.Table(
     count_column("gpus", None),
     text_column("rack", default=""),
     # the resources of the host as stated, and as the node's agent found; NULL if unknown
-    *(sa.Column(prefix + name, sa.BigInteger) for prefix in ("", REPORTED) for name in HOST_NAMES),
+    *(
+        sa.Column(prefix + name, sa.BigInteger)
+        for prefix in ("", REPORTED_PREFIX)
+        for name in HOST_NAMES
+    ),
     # the labels by which jobs select nodes, as stated, and as its agent gives them
     sa.Column("labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
     sa.Column("agent_labels", JSONB, server_default=sa.text("'{}'"), nullable=False),

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from tessera.formulation.base.resources import HOST_NAMES, REPORTED, HostResource
+from tessera.formulation.base.resources import HOST_NAMES, REPORTED_PREFIX, HostResource
 from tessera.service.cli.render import GIB, format_number
 
 NOT_STATED = "not stated"
@@ -38,7 +38,7 @@ def show_capacity(resource: HostResource) -> Callable[[Message], str]:
     """Return the text of a column: what a node states of a resource, or else what its agent found."""
 
     def show(node: Message) -> str:
-        for prefix, remark in (("", ""), (REPORTED, " (found)")):
+        for prefix, remark in (("", ""), (REPORTED_PREFIX, " (found)")):
             name = prefix + resource.name
             if node.HasField(name):
                 return show_amount(resource, getattr(node, name)) + remark

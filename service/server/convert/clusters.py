@@ -10,7 +10,12 @@ from google.protobuf.message import Message
 
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
-from tessera.formulation.base.resources import HOST_RESOURCES, REPORTED, amounts_of, name_amounts
+from tessera.formulation.base.resources import (
+    HOST_RESOURCES,
+    REPORTED_PREFIX,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.selectors import require_node_labels
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
@@ -139,7 +144,7 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         if record.probation_end_s is None
         else fields.timestamp_of(record.probation_end_s),
         **name_amounts(amounts_of(record.spec)),
-        **name_amounts(amounts_of(record, REPORTED), REPORTED),
+        **name_amounts(amounts_of(record, REPORTED_PREFIX), REPORTED_PREFIX),
         labels=record.spec.labels,
         agent_labels=record.agent_labels,
         runtimes=[

@@ -328,8 +328,8 @@ def _left_on_nodes(s: Situation) -> Demands:
         demand = demand_on(s.snapshot, demands, decision.job, decision.cell)
         for node, indices in decision.gang.members:
             share = demand.on_node(len(indices))
-            for left, needs in zip((gpus, *host), (share.gpus, *amounts_of(share)), strict=True):
-                left[node] -= needs
+            for amounts, needs in zip((gpus, *host), (share.gpus, *amounts_of(share)), strict=True):
+                amounts[node] -= needs
     return Demands(gpus=gpus, **name_amounts(host))
 
 
