@@ -23,6 +23,7 @@ from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.base.cancellation import never_cancelled
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import Capacity, amounts_of, name_amounts
 from tessera.formulation.base.values import BEST_FOUND, Cell, EstimateSource, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.job.techniques import PlanLimits
@@ -31,7 +32,6 @@ from tessera.formulation.records.estimates import (
     EstimateRecord,
     MeasurementRecord,
 )
-from tessera.formulation.state.demand import Capacity
 
 MAX_LEARNED: Final = 64
 """Largest number of measured Cells in a calibration. The latest ones are used."""
@@ -170,8 +170,7 @@ class Estimator:
                 sd=time.sd,
                 provenance=f"{notes}: {price.plan}"[:MAX_PROVENANCE],
                 traffic=traffic_of(setting, price.plan),
-                cpus=price.plan.cpus,
-                host_bytes=price.host_bytes,
+                **name_amounts(amounts_of(price.demand)),
             )
             found.append(CellEstimate(record=record, price=price))
         return found

@@ -14,11 +14,11 @@ from tessera.estimator.hardware import Hardware
 from tessera.estimator.measured_cells import measured_cells
 from tessera.estimator.profiling.tasks import Profile
 from tessera.formulation.base.release import installed_version
+from tessera.formulation.base.resources import Capacity
 from tessera.formulation.base.values import Cell, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.estimates import MeasurementRecord, ModelSpec
-from tessera.formulation.state.demand import Capacity
 
 
 @lru_cache(maxsize=4)

@@ -36,6 +36,7 @@ from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.base.cancellation import never_cancelled, require_caller
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import Capacity
 from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
     Offload,
@@ -45,7 +46,6 @@ from tessera.formulation.job.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.job.techniques import PlanLimits
-from tessera.formulation.state.demand import Capacity, Demand
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
 """Numbers of CPU cores for each GPU that are tried for offloaded states."""
@@ -196,8 +196,7 @@ class PlanSearch:
     def host_shortage(self, price: PlanPrice) -> str:
         """Return what a node lacks for its share of a plan, or "" if it has enough."""
         node = self._node
-        demand = Demand(gpus=price.plan.gpus, cpus=price.plan.cpus, host_bytes=price.host_bytes)
-        share = demand.on_node(self._setting.shape.gpus_per_node)
+        share = price.demand.on_node(self._setting.shape.gpus_per_node)
         if node is None or node.host_bytes is None or share.host_bytes <= node.host_bytes:
             return ""
         return (

@@ -8,6 +8,7 @@ from typing import Final
 
 from tessera.estimator.hardware import A10, A40, A100, A800, H100, L20, V100, Hardware
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import UNSTATED_HOST, amounts_of, name_amounts
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec
 
@@ -32,11 +33,11 @@ PRESETS: Final[Mapping[str, tuple[tuple[Hardware, int], ...]]] = {
 }
 """The number of nodes of each GPU type, by the name of the cluster."""
 
-NODE_HOSTS: Final[Mapping[str, tuple[int, int]]] = {
+NODE_HOSTS: Final[Mapping[str, tuple[int, ...]]] = {
     # Morphling, section 7: 96 vCPUs and 1,600 GB of memory in each server
     "a800-64": (96, 1_600 * 10**9),
 }
-"""CPU cores and bytes of host memory of each node, by the name of the cluster.
+"""The amounts of the resources of each host, by the name of the cluster.
 
 The nodes of other clusters do not state them, so that they limit nothing there.
 """
@@ -58,8 +59,8 @@ def preset_cluster(name: str, share: float = 1.0) -> TypesAndNodes:
     kinds, nodes = cluster_of_hardware(
         [(kind, max(1, round(share * nodes))) for kind, nodes in PRESETS[name]]
     )
-    cpus, host_bytes = NODE_HOSTS.get(name, (None, None))
-    return kinds, [replace(node, cpus=cpus, host_bytes=host_bytes) for node in nodes]
+    host = name_amounts(NODE_HOSTS.get(name, amounts_of(UNSTATED_HOST)))
+    return kinds, [replace(node, **host) for node in nodes]
 
 
 def arena_table1(share: float = 1.0) -> TypesAndNodes:

@@ -14,6 +14,7 @@ from typing import Any
 from tessera.formulation.answer.decisions import Decision
 from tessera.formulation.answer.explanations.changes import Change
 from tessera.formulation.answer.explanations.records import Step
+from tessera.formulation.base.resources import HOST_RESOURCES, NO_NEEDS, name_amounts
 from tessera.formulation.base.tables import Table
 from tessera.formulation.state.permissions import AllowedGpuTypes, AvoidedNodes, UnmatchedNodes
 from tessera.formulation.state.snapshot import STATES, Allocations, Estimates, Jobs, Nodes, Snapshot
@@ -103,8 +104,8 @@ def _apply_one(
     if kind == "UNDRAIN":
         _named(nodes, subject)["schedulable"] = True
         return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
-    if kind in ("ADD_CPUS", "ADD_HOST_MEMORY"):
-        _named(nodes, subject)["cpus" if kind == "ADD_CPUS" else "host_bytes"] = int(amount)
+    if kind in (names := {resource.change: resource.name for resource in HOST_RESOURCES}):
+        _named(nodes, subject)[names[kind]] = int(amount)
         return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
     if kind == "ADD_GPUS":
         like, left = nodes[0] | {"gpu_type": types.index(subject), "schedulable": True}, int(amount)
@@ -214,8 +215,7 @@ def _with_cell(snapshot: Snapshot, workload: int, gpu_type: int, change: Change)
             "source": rows[0]["source"],
             "sd": math.nan,
             "complete": False,
-            "cpus": 0,
-            "host_bytes": 0,
+            **name_amounts(NO_NEEDS),
         }
     )
     keys = ("workload", "gpu_type", "gpus", "pipeline_degree", "plan", "nodes")

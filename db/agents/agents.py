@@ -19,14 +19,16 @@ from tessera.db.clusters.failed_starts import forget_failed_starts
 from tessera.db.clusters.network import decision_from
 from tessera.db.clusters.outlook import HEARD_AHEAD
 from tessera.db.estimates.tunings import load_plans_to_try
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.errors import NotAllowed, NotFound
+from tessera.formulation.base.resources import UNSTATED_HOST, amounts_of, name_amounts
 from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.job.runtime_offers import AgentOffers
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat
 from tessera.formulation.records.clusters import NodeSpec
 
 _STORED = sa.text(f"""
-SELECT n.id, n.name, n.rack, n.cpus, n.host_bytes, n.labels, n.agent_id, a.name AS agent,
+SELECT n.id, n.name, n.rack, {list_host("n.@")}, n.labels, n.agent_id, a.name AS agent,
     {SILENT_S} AS silent_s
 FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
@@ -58,13 +60,13 @@ WHERE cluster_id = :cluster AND name = ANY(:names)
 """)
 
 # Nodes on which jobs have GPUs keep what was found before: it may be less than the jobs need.
-_FIND = sa.text("""
-UPDATE nodes n SET reported_cpus = r.cpus, reported_host_bytes = r.host_bytes, version = n.version + 1
-FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, cpus bigint, host_bytes bigint)
+_FIND = sa.text(f"""
+UPDATE nodes n SET {list_host("reported_@ = r.@")}, version = n.version + 1
+FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, {list_host("@ bigint")})
 WHERE n.cluster_id = :cluster AND n.name = r.name
-    AND (n.reported_cpus, n.reported_host_bytes) IS DISTINCT FROM (r.cpus, r.host_bytes)
+    AND ({list_host("n.reported_@")}) IS DISTINCT FROM ({list_host("r.@")})
     AND NOT EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
-""")
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 _LABEL = sa.text("""
 UPDATE nodes n SET agent_labels = r.labels, version = n.version + 1
@@ -229,10 +231,7 @@ def register_agent(
     if dead:
         connection.execute(_INTERRUPT, {"nodes": dead})
     changed = inventory.put_nodes(turn, _as_stated(specs, stored))
-    found = [
-        {"name": s.name, "cpus": s.cpus, "host_bytes": s.host_bytes, "labels": s.labels}
-        for s in specs
-    ]
+    found = [{"name": s.name, **name_amounts(amounts_of(s)), "labels": s.labels} for s in specs]
     values = me | {"names": names, "rows": dump_json(found)}
     for statement in (_FIND, _LABEL):
         changed |= connection.execute(statement, values).rowcount > 0
@@ -256,16 +255,15 @@ def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list
     agent finds, and its labels, are not stated: they are stored separately.
     """
     known = {node.name: node for node in stored}
-    nodes = []
+    nodes, no_host = [], name_amounts(amounts_of(UNSTATED_HOST))
     for spec in specs:
-        as_found = replace(spec, cpus=None, host_bytes=None, labels={}, version=None)
+        as_found = replace(spec, **no_host, labels={}, version=None)
         node = known.get(spec.name)
         if node is not None:
             as_found = replace(
                 as_found,
                 rack=spec.rack or node.rack,
-                cpus=node.cpus,
-                host_bytes=node.host_bytes,
+                **name_amounts(amounts_of(node)),
                 labels=node.labels,
             )
         nodes.append(as_found)

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.values import Cell, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.records.estimates import EstimateRecord
@@ -69,8 +70,7 @@ def estimate_rows(
             "v": e.provenance,
             "u": e.sd,
             "c": e.complete,
-            "q": e.cpus,
-            "h": e.host_bytes,
+            **name_amounts(amounts_of(e)),
             "x": "" if e.traffic is None else e.traffic.to_json(),
         }
         for key, e in sorted(rows.items(), key=lambda row: row[0])

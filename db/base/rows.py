@@ -19,6 +19,7 @@ from tessera.db.base.wait_reasons import reasons_of
 from tessera.db.schema.job_columns import stated_in
 from tessera.db.schema.tables import LIVE
 from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.resources import HOST_NAMES, REPORTED_PREFIX
 from tessera.formulation.base.values import EstimateSource, GpuType, Workload
 from tessera.formulation.job.arrays import ArrayMember
 from tessera.formulation.job.dependencies import Dependency
@@ -160,8 +161,7 @@ def node_record(row: Row) -> NodeRecord:
         gpus=row["gpus"],
         rack=row["rack"],
         version=row["version"],
-        cpus=row["cpus"],
-        host_bytes=row["host_bytes"],
+        **{name: row[name] for name in HOST_NAMES},
         labels=row["labels"],
     )
     silent_s, maintained = row["silent_s"], row["maintenance"] is not None and not row["draining"]
@@ -178,8 +178,7 @@ def node_record(row: Row) -> NodeRecord:
         drained_s=row["maintenance_s"] if maintained else row["drained_s"],
         faults=tuple(fault.sentence for fault in stored_faults(row["faults"])),
         probation_end_s=row["probation_end_s"],
-        reported_cpus=row["reported_cpus"],
-        reported_host_bytes=row["reported_host_bytes"],
+        **{REPORTED_PREFIX + name: row[REPORTED_PREFIX + name] for name in HOST_NAMES},
         agent_labels=row["agent_labels"],
         offers=stored_offers(row["runtimes"]),
     )

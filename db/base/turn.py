@@ -15,8 +15,10 @@ from tessera.db.base import dependencies
 from tessera.db.base.documents import dump_json
 from tessera.db.base.rows import json_rows
 from tessera.db.base.webhooks import RECORD_EVENTS, notify_deliverers
+from tessera.db.schema.host import NODE_HOST, list_host
 from tessera.db.schema.tables import LEAVES, LIVE
 from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.resources import HostNeeds
 from tessera.formulation.base.texts import Text, plain_text
 from tessera.formulation.job.lifecycle import (
     ACTIVE,
@@ -56,8 +58,8 @@ QUIET_EVENTS = frozenset({JobEvent.RAN, JobEvent.GONE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewCell:
-    """A Cell to give to a job, by keys."""
+class NewCell(HostNeeds):
+    """A Cell to give to a job, by keys, with its needs of hosts."""
 
     type_id: int
     gpus: int
@@ -66,8 +68,6 @@ class NewCell:
     rate: float
     leader_id: int
     members: tuple[tuple[int, tuple[int, ...]], ...]  # (node's key, GPU indices)
-    cpus: int = 0  # cores that the job is given with the Cell
-    host_bytes: int = 0  # host memory that it is given with it
     effective_gpus: float | None = None  # what it is worth (Eq. 6); None counts each GPU as one
 
 
@@ -101,9 +101,9 @@ _FAILURES = f"""CASE WHEN clock.at - j.ran_at >= make_interval(secs => {RAN_WELL
 # What the job has used until now ends with the GPUs that it had: `stints` are never changed later.
 _ADVANCE = sa.text(f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at), ended AS (
-    INSERT INTO stints (job_id, gpu_type, gpus, cpus, host_bytes, effective_gpus, began_at, trained_at,
-        ended_at, ending)
-    SELECT j.id, t.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
+    INSERT INTO stints (job_id, gpu_type, gpus, {list_host("@")}, effective_gpus, began_at,
+        trained_at, ended_at, ending)
+    SELECT j.id, t.name, j.cell_gpus, {list_host("j.cell_@")},
         j.cell_effective_gpus, j.since_at, j.ran_at,
         greatest(clock.at, j.since_at), c.event
     FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
@@ -146,13 +146,12 @@ UPDATE jobs j SET
     cell_rate = CASE WHEN c.active THEN coalesce(c.rate, j.cell_rate) END,
     cell_effective_gpus = CASE WHEN NOT c.active THEN NULL WHEN c.gpus IS NULL THEN j.cell_effective_gpus
         ELSE coalesce(c.effective_gpus, c.gpus) END,
-    cell_cpus = CASE WHEN c.active THEN coalesce(c.cpus, j.cell_cpus) ELSE 0 END,
-    cell_host_bytes = CASE WHEN c.active THEN coalesce(c.host_bytes, j.cell_host_bytes) ELSE 0 END,
+    {list_host("cell_@ = CASE WHEN c.active THEN coalesce(c.@, j.cell_@) ELSE 0 END")},
     leader_id = coalesce(c.leader_id, j.leader_id)
 FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
     id bigint, event text, state text, free boolean, quiet boolean, active boolean, waits boolean,
     terminal boolean, error text, generation bigint, type_id bigint, gpus bigint, degree bigint,
-    plan_id bigint, rate float8, leader_id bigint, cpus bigint, host_bytes bigint, effective_gpus float8
+    plan_id bigint, rate float8, leader_id bigint, {list_host("@ bigint")}, effective_gpus float8
 )
 WHERE j.id = c.id
 """)  # noqa: S608 - constants of formulation
@@ -216,9 +215,9 @@ WITH promoted AS (
     ) AND NOT EXISTS (
         SELECT FROM allocations o WHERE o.job_id = r.job_id AND o.hold = 'releasing'
     ) AND NOT (
-        coalesce(n.cpus, n.reported_cpus, n.host_bytes, n.reported_host_bytes) IS NOT NULL
+        coalesce({NODE_HOST}) IS NOT NULL
         AND EXISTS (SELECT FROM jobs j WHERE j.id = r.job_id
-            AND (j.cell_cpus > 0 OR j.cell_host_bytes > 0))
+            AND ({list_host("j.cell_@ > 0", " OR ")}))
         AND EXISTS (SELECT FROM allocations o
             WHERE o.node_id = r.node_id AND o.hold = 'releasing')
     )

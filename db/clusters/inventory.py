@@ -15,8 +15,10 @@ from tessera.db.clusters.deletion import (
     start_above_deleted,
 )
 from tessera.db.estimates.workloads import require_types
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables import LIVE
 from tessera.formulation.base.errors import InUse, InvalidInput, NotAllowed, NotFound, StaleEtag
+from tessera.formulation.base.resources import HOST_NAMES, amounts_of, name_amounts
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import NodeSpec
 
@@ -125,25 +127,25 @@ ON CONFLICT (cluster_id, name) DO UPDATE SET memory_bytes = excluded.memory_byte
 
 _BUMP = sa.text("UPDATE clusters SET version = version + 1 WHERE id = :cluster")
 
-_NODES = sa.text("""
-SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.cpus, n.host_bytes, n.labels, n.version,
+_NODES = sa.text(f"""
+SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, {list_host("n.@")}, n.labels, n.version,
     coalesce((SELECT max(l.gpu) FROM allocations l WHERE l.node_id = n.id), -1) AS last_held
 FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
-""")
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
-_PUT_NODES = sa.text("""
-INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, cpus, host_bytes, labels, version)
+_PUT_NODES = sa.text(f"""
+INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, {list_host("@")}, labels, version)
 SELECT :cluster, r.*, (SELECT c.node_version + 1 FROM clusters c WHERE c.id = :cluster)
 FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, gpu_type_id bigint, gpus bigint, rack text, cpus bigint, host_bytes bigint,
+    r(name text, gpu_type_id bigint, gpus bigint, rack text, {list_host("@ bigint")},
         labels jsonb)
 ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
-    gpus = excluded.gpus, rack = excluded.rack, cpus = excluded.cpus,
-    host_bytes = excluded.host_bytes, labels = excluded.labels, version = nodes.version + 1
-""")
+    gpus = excluded.gpus, rack = excluded.rack, {list_host("@ = excluded.@")},
+    labels = excluded.labels, version = nodes.version + 1
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
-_PROPERTIES = ("gpu_type", "gpus", "rack", "cpus", "host_bytes", "labels")
+_PROPERTIES = ("gpu_type", "gpus", "rack", *HOST_NAMES, "labels")
 """The properties of a stored node that its specification states."""
 
 _DROP_GPUS = sa.text("""
@@ -264,8 +266,7 @@ def put_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
             "gpu_type_id": types[n.gpu_type].id,
             "gpus": n.gpus,
             "rack": n.rack,
-            "cpus": n.cpus,
-            "host_bytes": n.host_bytes,
+            **name_amounts(amounts_of(n)),
             "labels": n.labels,
         }
         for n in changed

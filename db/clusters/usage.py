@@ -13,7 +13,9 @@ import sqlalchemy as sa
 
 from tessera.db.base.rows import cluster_id
 from tessera.db.clusters import tenants
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_NAMES
 from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.usage import LABEL, ClusterUsage, UsageQuery, UsageRecord
 
@@ -40,6 +42,10 @@ def _microseconds(start: str, end: str) -> str:
     return f"CAST(greatest(extract(epoch FROM ({end}) - ({start})), 0) * 1000000 AS bigint)"
 
 
+_HOST_USES: Final = ("s.{} * {} AS cpu_us", "s.{} * ({} / 1000000.0::float8) AS host_byte_s")
+"""The use of each resource of hosts, of its column and of the microseconds that it lasts."""
+
+
 def _parts_of(spans: str) -> str:
     """Return SQL for the use of ``spans`` by day of UTC, within [from_at, to_at).
 
@@ -47,11 +53,12 @@ def _parts_of(spans: str) -> str:
     """
     lasts = _microseconds("d.starts_at", "d.ends_at")
     untrained = _microseconds("d.starts_at", "least(d.ends_at, coalesce(s.trained_at, d.ends_at))")
+    host = (use.format(name, lasts) for use, name in zip(_HOST_USES, HOST_NAMES, strict=True))
     preempted = f"s.ending = '{JobEvent.SUSPEND.value}' AND s.ended_at >= d.starts_at"
     return f"""
     SELECT s.cluster_id, d.day, s.tenant, s.gpu_type, s.submitted_by, s.labels,
         s.gpus * {lasts} AS gpu_us, s.effective_gpus * {lasts} / 1000000.0::float8 AS effective_gpu_s,
-        s.cpus * {lasts} AS cpu_us, s.host_bytes * ({lasts} / 1000000.0::float8) AS host_byte_s,
+        {", ".join(host)},
         s.gpus * {untrained} AS lost_gpu_us,
         CASE WHEN {preempted} AND s.ended_at < d.next_at AND s.ended_at < s.to_at THEN 1 ELSE 0 END
             AS preemptions,
@@ -107,8 +114,8 @@ DELETE_JOBS: Final = f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY(:keys) RETURNING *
 ), spans AS (
-    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
-        t.ended_at, t.ending, {_FOREVER}
+    SELECT {_JOB}, t.gpu_type, t.gpus, {list_host("t.@")}, t.effective_gpus, t.began_at,
+        t.trained_at, t.ended_at, t.ending, {_FOREVER}
     FROM gone j JOIN stints t ON t.job_id = j.id
 ), kept AS ({_add_to_days(f"{_parts_of('spans')} UNION ALL {_ends_of('gone', _LAST_TYPE)}")})
 SELECT count(*) FROM gone
@@ -119,8 +126,8 @@ DELETE_STINTS: Final = f"""
 WITH gone AS (
     DELETE FROM stints WHERE id = ANY(:keys) RETURNING *
 ), spans AS (
-    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
-        t.ended_at, t.ending, {_FOREVER}
+    SELECT {_JOB}, t.gpu_type, t.gpus, {list_host("t.@")}, t.effective_gpus, t.began_at,
+        t.trained_at, t.ended_at, t.ending, {_FOREVER}
     FROM gone t JOIN jobs j ON j.id = t.job_id
 ), kept AS ({_add_to_days(_parts_of("spans"))})
 SELECT count(*) FROM gone
@@ -136,12 +143,12 @@ _SEEN = "(CAST(:tenants AS text[]) IS NULL OR j.tenant = ANY(CAST(:tenants AS te
 
 # The clock may have been set back since a stint began, so it may seem to end before.
 _SPANS = f"""
-SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
-    t.ended_at, t.ending, w.from_at, w.to_at
+SELECT {_JOB}, t.gpu_type, t.gpus, {list_host("t.@")}, t.effective_gpus, t.began_at,
+    t.trained_at, t.ended_at, t.ending, w.from_at, w.to_at
 FROM jobs j JOIN stints t ON t.job_id = j.id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND t.ended_at >= w.from_at AND t.began_at < w.to_at
 UNION ALL
-SELECT {_JOB}, g.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
+SELECT {_JOB}, g.name, j.cell_gpus, {list_host("j.cell_@")},
     j.cell_effective_gpus, j.since_at, j.ran_at, w.to_at, '', w.from_at, w.to_at
 FROM jobs j JOIN gpu_types g ON g.id = j.cell_type_id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND j.since_at < w.to_at

@@ -17,7 +17,9 @@ from tessera.db.estimates import profiling
 from tessera.db.estimates.plans import ensure_plans, ensure_unnamed_plan
 from tessera.db.estimates.tunings import put_tunings
 from tessera.db.estimates.workloads import ensure_workloads, lock_workloads, require_types
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables import LIVE
+from tessera.formulation.base.resources import HostCapacity, amounts_of, name_amounts
 from tessera.formulation.base.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.job.launch import TuningSpace
 from tessera.formulation.job.reasons import Reason, ReasonCode
@@ -64,13 +66,12 @@ SELECT model, params, architecture, reading FROM models WHERE cluster_id = :clus
 ORDER BY model, params
 """)
 
-_KINDS = sa.text("""
+_KINDS = sa.text(f"""
 SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
-    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.reported_cpus)) AS node_cpus,
-    max(coalesce(n.host_bytes, n.reported_host_bytes)) AS node_host_bytes
+    coalesce(sum(n.gpus), 0)::bigint AS gpus, {list_host("max(coalesce(n.@, n.reported_@)) AS node_@")}
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
-""")
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 _MEASUREMENTS = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, t.name AS gpu_type, m.gpus, m.nodes, m.pipeline_degree,
@@ -130,13 +131,13 @@ GROUP BY w.id ORDER BY min(j.id)
 # Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
 # the plans that jobs state or were submitted with. A plan that ran out of memory here stays
 # infeasible, even if it was measured before. A measured time says nothing of cores and host memory.
-_DERIVE = sa.text("""
+_DERIVE = sa.text(f"""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, complete, cpus, host_bytes, traffic, derived)
+     sd, complete, {list_host("@")}, traffic, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    c boolean, q bigint, h bigint, x text)
+    c boolean, {list_host("@ bigint")}, x text)
 WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
@@ -145,12 +146,10 @@ WHERE r.k = 0 OR NOT EXISTS (
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
-    cpus = CASE WHEN excluded.source > 0 OR excluded.cpus > 0 THEN excluded.cpus ELSE e.cpus END,
-    host_bytes = CASE WHEN excluded.source > 0 OR excluded.host_bytes > 0 THEN excluded.host_bytes
-        ELSE e.host_bytes END,
+    {list_host("@ = CASE WHEN excluded.source > 0 OR excluded.@ > 0 THEN excluded.@ ELSE e.@ END")},
     traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
 WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
-""")
+""")  # noqa: S608 - constants of formulation
 
 # Other plans are now the best ones of the shape and degree: one of all, and one of each runtime that
 # cannot run every plan. One that is known to run out of memory replaces nothing. Plans that jobs run
@@ -244,8 +243,7 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 ),
                 node_gpus=r.node_gpus,
                 gpus=r.gpus,
-                node_cpus=r.node_cpus,
-                node_host_bytes=r.node_host_bytes,
+                node_host=HostCapacity(**name_amounts(amounts_of(r, "node_"))),
             )
             for r in connection.execute(_KINDS, of)
         ),

@@ -13,6 +13,7 @@ from tessera.db.base.limits import require_few_estimates
 from tessera.db.base.rows import enter_cluster
 from tessera.db.base.turn import request_round
 from tessera.db.estimates.plans import ensure_plans
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.errors import InvalidInput
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.records.estimates import BEST_PLAN_NOTE, EstimateRecord
@@ -41,19 +42,19 @@ FOR KEY SHARE OF w
 """)
 """A query with a lock, so that retention does not delete a workload that a job is about to use."""
 
-_UPSERT = sa.text("""
+_UPSERT = sa.text(f"""
 INSERT INTO estimates
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, complete, cpus, host_bytes, traffic)
+     sd, complete, {list_host("@")}, traffic)
 SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    c boolean, q bigint, h bigint, x text)
+    c boolean, {list_host("@ bigint")}, x text)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete, derived = false, stated_degree = NULL,
-    cpus = excluded.cpus, host_bytes = excluded.host_bytes,
+    {list_host("@ = excluded.@")},
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
-""")
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 # An estimate without a plan replaces the one that was imported for the same Cell before, if that got
 # its plan here. The plan stays, unless the Cell does not run now.
@@ -61,7 +62,7 @@ _REPLACE_PLANNED = sa.text(f"""
 WITH news AS (
     SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
         w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-        c boolean, q bigint, h bigint) JOIN plans p ON p.id = r.p AND p.name = ''
+        c boolean, {list_host("@ bigint")}) JOIN plans p ON p.id = r.p AND p.name = ''
 ), planned AS (
     SELECT e.id AS planned_id, n.* FROM estimates e JOIN news n ON e.workload_id = n.w
         AND e.gpu_type_id = n.t AND e.gpus = n.g AND e.nodes = n.n AND e.stated_degree = n.d
@@ -72,8 +73,8 @@ WITH news AS (
         AND e.gpu_type_id = o.t AND e.gpus = o.g AND e.nodes = o.n AND e.pipeline_degree = o.d
         AND e.plan_id = o.p END
 )
-UPDATE estimates e SET iter_time_s = o.s, source = o.k, sd = o.u, complete = o.c, cpus = o.q,
-    host_bytes = o.h, provenance = left(concat_ws('; ', nullif(o.v, ''), '{BEST_PLAN_NOTE}'), 1000)
+UPDATE estimates e SET iter_time_s = o.s, source = o.k, sd = o.u, complete = o.c,
+    {list_host("@ = o.@")}, provenance = left(concat_ws('; ', nullif(o.v, ''), '{BEST_PLAN_NOTE}'), 1000)
 FROM planned o WHERE e.id = o.planned_id AND o.s < 'Infinity'
 """)  # noqa: S608 - a constant of formulation
 

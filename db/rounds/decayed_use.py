@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY, DecayedUse, tabulate_uses
+from tessera.db.schema.host import list_host
+from tessera.formulation.base.resources import amounts_of
+from tessera.formulation.state.decayed_use import HOST_CODES, DecayedUse, tabulate_uses
 
 _MAX_HALF_LIVES: Final = 40
 """The age, in half-lives, beyond which use does not count: less than one part in 10^12 is left."""
@@ -30,12 +32,12 @@ WITH bounds AS MATERIALIZED (
         least(CAST(d.day AS timestamp) AT TIME ZONE 'UTC' + interval '1 day', now()) AS ended_at
     FROM usage_days d
 ), spans AS (
-    SELECT j.tenant, t.gpu_type, t.gpus::float8 AS gpus, t.cpus::float8 AS cpus,
-        t.host_bytes::float8 AS host_bytes, t.began_at, t.ended_at
+    SELECT j.tenant, t.gpu_type, t.gpus::float8 AS gpus,
+        {list_host("t.@::float8 AS @")}, t.began_at, t.ended_at
     FROM jobs j JOIN stints t ON t.job_id = j.id CROSS JOIN bounds b
     WHERE j.cluster_id = :cluster AND t.ended_at > b.from_at
     UNION ALL
-    SELECT j.tenant, g.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes, j.since_at, now()
+    SELECT j.tenant, g.name, j.cell_gpus, {list_host("j.cell_@")}, j.since_at, now()
     FROM jobs j JOIN gpu_types g ON g.id = j.cell_type_id
     WHERE j.cluster_id = :cluster AND j.since_at IS NOT NULL
     UNION ALL
@@ -46,12 +48,12 @@ WITH bounds AS MATERIALIZED (
     ) AS l
     WHERE d.cluster_id = :cluster AND d.ended_at > b.from_at AND l.length_s > 0
 ), parts AS (
-    SELECT s.tenant, s.gpu_type, s.gpus, s.cpus, s.host_bytes,
+    SELECT s.tenant, s.gpu_type, s.gpus, {list_host("s.@")},
         {_left_after("s.ended_at")} - {_left_after("s.began_at")} AS part
     FROM spans s
 )
-SELECT p.tenant, p.gpu_type, sum(p.gpus * p.part) AS gpus, sum(p.cpus * p.part) AS cpus,
-    sum(p.host_bytes * p.part) AS host_bytes
+SELECT p.tenant, p.gpu_type, sum(p.gpus * p.part) AS gpus,
+    {list_host("sum(p.@ * p.part) AS @")}
 FROM parts p GROUP BY p.tenant, p.gpu_type
 """)  # noqa: S608 - constants of this module
 
@@ -69,7 +71,7 @@ def load_uses(
     for row in connection.execute(_USES, values):
         if row.gpu_type in at:
             amounts[row.tenant, at[row.gpu_type]] = float(row.gpus)
-        for resource, amount in ((CPU_CORES, row.cpus), (HOST_MEMORY, row.host_bytes)):
+        for resource, amount in zip(HOST_CODES, amounts_of(row), strict=True):
             key = (row.tenant, resource)
             amounts[key] = amounts.get(key, 0.0) + float(amount)
     return tabulate_uses(amounts)

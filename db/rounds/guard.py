@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.base.resources import Demand, HostCapacity, HostNeeds
 from tessera.formulation.job.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, is_allowed
-from tessera.formulation.state.demand import Demand
 from tessera.formulation.state.snapshot import Snapshot
 
 NO_DEMAND: Final = Demand(gpus=0)
@@ -32,19 +32,11 @@ class CurrentJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentNode:
-    """A node's state while the round is committed. Cores or memory that nobody knows are None."""
+class CurrentNode(HostCapacity):
+    """A node's state while the round is committed. Amounts that nobody knows are None."""
 
     key: int
     version: int
-    cpus: int | None = None
-    host_bytes: int | None = None
-
-    def has(self, cpus: int, host_bytes: int) -> bool:
-        """Return whether the node has as many cores and as much host memory."""
-        return (self.cpus is None or cpus <= self.cpus) and (
-            self.host_bytes is None or host_bytes <= self.host_bytes
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +113,7 @@ def _overfull_nodes(
     needs: Sequence[Demand],
 ) -> set[str]:
     """Return the names of the nodes that would have too few cores or too little host memory."""
-    names = {
-        node.key: name
-        for name, node in world.nodes.items()
-        if not (node.cpus is None and node.host_bytes is None)
-    }
+    names = {node.key: name for name, node in world.nodes.items() if not node.limits_nothing}
     if not (names and needs):
         return set()
     leaves, shares = set[int](), list[tuple[str, Demand]]()
@@ -150,11 +138,10 @@ def _overfull_nodes(
         for (node, job), gpus in kept.items()
         if node in names and job in present
     )
-    used: dict[str, tuple[int, int]] = {}
+    used: dict[str, HostNeeds] = {}
     for name, share in shares:
-        cpus, host_bytes = used.get(name, (0, 0))
-        used[name] = cpus + share.cpus, host_bytes + share.host_bytes
-    return {name for name, total in used.items() if not world.nodes[name].has(*total)}
+        used[name] = used.get(name, NO_DEMAND).plus_host(share)
+    return {name for name, total in used.items() if not world.nodes[name].has(total)}
 
 
 def _stale_job(snapshot: Snapshot, decision: Decision, world: CommitState) -> str:

@@ -33,6 +33,7 @@ from tessera.db.rounds.round_snapshots import (
     read_base,
 )
 from tessera.db.schema.engine import Database
+from tessera.db.schema.host import NODE_HOST, list_host
 from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.answer.effective import effective_gpus
 from tessera.formulation.base.errors import (
@@ -41,6 +42,7 @@ from tessera.formulation.base.errors import (
     NotFound,
     RoundSuperseded,
 )
+from tessera.formulation.base.resources import Demand, amounts_of, name_amounts
 from tessera.formulation.base.texts import fill
 from tessera.formulation.job.lifecycle import ACTIVE, TERMINAL, WAITING, JobState
 from tessera.formulation.records.rounds import (
@@ -51,7 +53,6 @@ from tessera.formulation.records.rounds import (
     decision_record,
 )
 from tessera.formulation.records.store import Request
-from tessera.formulation.state.demand import Demand
 from tessera.formulation.state.given_demand import demand_on, demands_of_cells
 from tessera.formulation.state.snapshot import Snapshot
 
@@ -68,12 +69,11 @@ _LAST_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
 
 _WORLD = {
     "jobs": json_rows(
-        "j.name, j.id, j.version, j.state, j.generation, j.cell_gpus, j.cell_cpus, j.cell_host_bytes",
+        f"j.name, j.id, j.version, j.state, j.generation, j.cell_gpus, {list_host('j.cell_@')}",
         "jobs j WHERE j.cluster_id = :cluster AND j.name = ANY(:names)",
     ),
     "nodes": json_rows(
-        "n.name, n.id, n.version, coalesce(n.cpus, n.reported_cpus),"
-        " coalesce(n.host_bytes, n.reported_host_bytes)",
+        f"n.name, n.id, n.version, {NODE_HOST}",
         "nodes n WHERE n.cluster_id = :cluster",
     ),
     "owners": json_rows(
@@ -235,13 +235,13 @@ def _world(turn: Turn, snapshot: Snapshot, decisions: Sequence[Decision]) -> Com
                 version=version,
                 state=_STATE[state],
                 generation=generation,
-                needs=Demand(gpus=gpus or 0, cpus=cpus, host_bytes=host_bytes),
+                needs=Demand(gpus=gpus or 0, **name_amounts(needs)),
             )
-            for name, key, version, state, generation, gpus, cpus, host_bytes in found.jobs
+            for name, key, version, state, generation, gpus, *needs in found.jobs
         },
         nodes={
-            name: CurrentNode(key=key, version=at, cpus=cpus, host_bytes=host_bytes)
-            for name, key, at, cpus, host_bytes in found.nodes
+            name: CurrentNode(key=key, version=at, **name_amounts(host))
+            for name, key, at, *host in found.nodes
         },
         owner={(node, gpu): job for node, gpu, job in found.owners},
         types=dict(found.types),
@@ -279,8 +279,7 @@ def _change(
             rate=decision.rate,
             leader_id=keys[0],
             members=tuple(members),
-            cpus=needs.cpus,
-            host_bytes=needs.host_bytes,
+            **name_amounts(amounts_of(needs)),
             effective_gpus=worth.get(decision.job),
         )
     why = decision.reason.message if decision.reason else ""

@@ -20,7 +20,9 @@ from tessera.db.base.rows import (
     node_record,
     nodes_named,
 )
+from tessera.db.schema.host import list_host
 from tessera.formulation.base.errors import NotFound
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.texts import text_from
 from tessera.formulation.base.values import EstimateSource, Workload
 from tessera.formulation.job.lifecycle import JobState
@@ -37,16 +39,16 @@ WHERE j.cluster_id = :cluster AND j.name = :name ORDER BY h.id
 
 _JOB = sa.text("SELECT id FROM jobs WHERE cluster_id = :cluster AND name = :name")
 
-_ESTIMATES = sa.text("""
+_ESTIMATES = sa.text(f"""
 SELECT e.id, w.model, w.params, w.global_batch, t.name AS gpu_type, e.gpus, e.nodes,
     e.pipeline_degree, p.name AS plan, p.document AS plan_document, e.iter_time_s,
-    e.source, e.provenance, e.sd, e.traffic, e.complete, e.cpus, e.host_bytes
+    e.source, e.provenance, e.sd, e.traffic, e.complete, {list_host("e.@")}
 FROM estimates e JOIN workloads w ON w.id = e.workload_id
 JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
 WHERE w.cluster_id = :cluster AND e.id > :after
     AND (:model = '' OR (w.model = :model AND w.params = :params AND w.global_batch = :batch))
 ORDER BY e.id LIMIT :limit
-""")
+""")  # noqa: S608 - a constant of tessera.db.schema.host
 
 
 def get_cluster(connection: sa.Connection, cluster: str) -> ClusterRecord:
@@ -176,8 +178,7 @@ def list_estimates(
             complete=r.complete,
             traffic=parse_cell_traffic(r.traffic) if r.traffic else None,
             plan=stored_plan(r.plan_document),
-            cpus=r.cpus,
-            host_bytes=r.host_bytes,
+            **name_amounts(amounts_of(r)),
         )
         for r in rows[:limit]
     ]

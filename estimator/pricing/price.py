@@ -25,6 +25,7 @@ from tessera.estimator.pricing.compute import plan_compute
 from tessera.estimator.pricing.context import context_graph, context_training, exposed_ring_s
 from tessera.estimator.pricing.flights import held_bytes
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import Demand
 from tessera.formulation.base.tables import Floats
 from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
@@ -53,6 +54,12 @@ class PlanPrice:
     limit_bytes: float
     overflow: Overflow | None
     host_bytes: int = 0
+
+    @property
+    def demand(self) -> Demand:
+        """Return what a job needs of nodes in all to run by the plan."""
+        plan = self.plan
+        return Demand(gpus=plan.gpus, cpus=plan.cpus, host_bytes=self.host_bytes)
 
 
 def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:

@@ -11,6 +11,7 @@ from tessera.estimator.plans import Shape, shape_on, shapes_of
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.records.estimates import EstimateRecord
@@ -72,6 +73,5 @@ def _estimate_on(
         iter_time_s=price.iter_time_s,
         provenance=f"stated: {plan}"[:MAX_PROVENANCE],
         traffic=traffic_of(setting, plan),
-        cpus=plan.cpus,
-        host_bytes=price.host_bytes,
+        **name_amounts(amounts_of(price.demand)),
     )

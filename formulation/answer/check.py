@@ -15,6 +15,7 @@ import numpy as np
 
 from tessera.formulation.answer.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.answer.solution import Solution
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_RESOURCES, amounts_of
 from tessera.formulation.base.tables import Bools, Ints
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.lifecycle import LEAVING
@@ -277,14 +278,17 @@ def _more_than_nodes_have(
     nodes, cells, jobs = snapshot.nodes, problem.cells, snapshot.jobs
     cell = problem.cell[solution.choice[given.job]]
     # A job that stays on its Cell needs what it was given with it.
-    stays = jobs.current_cpus[given.job] >= 0
+    stays = jobs.is_given()[given.job]
     for current, name in zip(jobs.CELL, cells.CELL, strict=True):
         stays &= getattr(jobs, current)[given.job] == getattr(cells, name)[cell]
-    for what, needs, current_needs, has in (
-        ("CPU cores", cells.cpus[cell], jobs.current_cpus, nodes.cpus),
-        ("bytes of host memory", cells.host_bytes[cell], jobs.current_host_bytes, nodes.host_bytes),
+    for what, needs, current_needs, has in zip(
+        HOST_RESOURCES,
+        amounts_of(cells),
+        amounts_of(jobs, GIVEN_PREFIX),
+        amounts_of(nodes),
+        strict=True,
     ):
-        total = np.where(stays, current_needs[given.job], needs)
+        total = np.where(stays, current_needs[given.job], needs[cell])
         if not (total.any() and (has >= 0).any()):
             continue
         of_gpus = given.want_gpus[given.gang]
@@ -293,7 +297,9 @@ def _more_than_nodes_have(
         used = np.zeros(len(nodes), dtype=np.int64)
         np.add.at(used, given.node, whole * given.count + -(-part * given.count // of_gpus))
         for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
-            detail = f"{nodes.name[node]} has {has[node]} {what}, but its jobs need {used[node]}"
+            detail = (
+                f"{nodes.name[node]} has {has[node]} {what.noun}, but its jobs need {used[node]}"
+            )
             yield Violation(rule="node capacity", detail=detail)
 
 

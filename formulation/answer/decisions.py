@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.formulation.answer.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.answer.solution import Solution
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.formulation.base.values import NO_CELL, CellKey
 from tessera.formulation.job.lifecycle import ACTIVE, JobState
@@ -208,8 +209,9 @@ def _whys(
             unsaved_s=float(repeated_s[j]),
             former_rate=cells.rate_on(own, gang.nodes) if own >= 0 else 0.0,
             rate=rates[k],
-            cpus=int(cells.cpus[row] - cells.cpus[own]) if own >= 0 else 0,
-            host_bytes=int(cells.host_bytes[row] - cells.host_bytes[own]) if own >= 0 else 0,
+            **name_amounts(
+                int(needs[row] - needs[own]) if own >= 0 else 0 for needs in amounts_of(cells)
+            ),
         )
         whys[k] = replan.explain()
     return whys

@@ -6,8 +6,9 @@ Points, slopes and minima are those of ``formulation.answer.sensitivity``, which
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from tessera.formulation.answer.sensitivity import (
     trace_points,
 )
 from tessera.formulation.base.errors import InvalidInput, NotAllowed
+from tessera.formulation.base.resources import Demand, amounts_of, name_amounts
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.round.columns import draft_of_shapes
 from tessera.formulation.round.draft import Draft
@@ -26,7 +28,6 @@ from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.promises import PHYSICAL
 from tessera.formulation.round.promises.guarantee import request_rate
 from tessera.formulation.state.cells import most_compact_by_job
-from tessera.formulation.state.demand import Demand
 from tessera.formulation.state.runnable_plans import offer_runnable_plans
 from tessera.formulation.state.snapshot import Snapshot
 
@@ -64,16 +65,15 @@ class CurveStep:
 class TypeCurves:
     """The curves of a job on a GPU type. All but ``gpus`` are for ``at_gpus`` GPUs.
 
-    ``cpus`` and ``host_bytes`` are empty if the estimates there state no need. ``minimum`` is the
-    minimum demand: the least with which the job is as fast as guaranteed. It is None if the job
-    cannot be.
+    ``host`` has the steps of each host resource, by name. They are empty if the estimates there state
+    no need. ``minimum`` is the minimum demand: the least with which the job is as fast as guaranteed.
+    It is None if the job cannot be.
     """
 
     gpu_type: int
     gpus: tuple[CurveStep, ...]
     at_gpus: int
-    cpus: tuple[CurveStep, ...]
-    host_bytes: tuple[CurveStep, ...]
+    host: Mapping[str, tuple[CurveStep, ...]]
     shapes: tuple[CurveCell, ...]  # the fastest Cell on each number of nodes
     cells: tuple[CurveCell, ...]  # every Cell on every shape
     minimum: CurveCell | None
@@ -186,8 +186,10 @@ class _Curves:
             gpu_type=gpu_type,
             gpus=self._steps(compact, d.gpus, Resource.GPUS),
             at_gpus=at_gpus,
-            cpus=self._steps(here, d.cpus, Resource.CPUS) if d.cpus[here].any() else (),
-            host_bytes=self._steps(here, d.host_bytes, None) if d.host_bytes[here].any() else (),
+            host=name_amounts(
+                self._steps(here, needs, resource) if needs[here].any() else ()
+                for needs, resource in zip_longest(amounts_of(d), (Resource.CPUS,))
+            ),
             shapes=tuple(
                 self.cell(column)
                 for column in self._fastest(all_here, draft.cells.nodes[draft.cell[all_here]])
@@ -227,7 +229,7 @@ class _Curves:
         Of equally fast ones, it is that with the least demand.
         """
         d = self._demand
-        keys = (d.host_bytes[columns], d.cpus[columns], d.gpus[columns])
+        keys = (*(needs[columns] for needs in reversed(amounts_of(d))), d.gpus[columns])
         order = np.lexsort((*keys, -self._draft.rate[columns], amounts))
         _, first = np.unique(amounts[order], return_index=True)
         fastest: list[int] = columns[order[first]].tolist()

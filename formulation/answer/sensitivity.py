@@ -11,6 +11,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
+from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.round.draft import Draft
 from tessera.formulation.round.promises.guarantee import ROUNDING
@@ -27,7 +28,7 @@ class CurvePoint(NamedTuple):
     """The least resources at which a job reaches a rate, in shares of its reference rate."""
 
     held: tuple[int, int]  # GPUs and CPU cores
-    host_bytes: int
+    other_needs: tuple[int, ...]  # amounts of the other host resources, e.g. bytes of host memory
     rate: float
     column: int  # of the draft
 
@@ -141,17 +142,16 @@ def trace_points(
     """
     demand = draft.demand
     every = [
-        CurvePoint((gpus, cpus), host_bytes, rate / reference, column)
-        for gpus, cpus, host_bytes, rate, column in zip(
-            demand.gpus[columns].tolist(),
-            demand.cpus[columns].tolist(),
-            demand.host_bytes[columns].tolist(),
+        CurvePoint((gpus, cpus), tuple(other_needs), rate / reference, column)
+        for rate, column, gpus, cpus, *other_needs in zip(
             draft.rate[columns].tolist(),
             columns.tolist(),
+            demand.gpus[columns].tolist(),
+            *(needs[columns].tolist() for needs in amounts_of(demand)),
             strict=True,
         )
     ]
-    every.sort(key=lambda p: (p.held, p.column != current, -p.rate, p.host_bytes))
+    every.sort(key=lambda p: (p.held, p.column != current, -p.rate, p.other_needs))
     return tuple(_undominated(every, current))
 
 
@@ -173,7 +173,7 @@ def find_minimum(
         for k, point in enumerate(points)
         if point.held[0] <= most_gpus and point.held[1] <= most_cpus and reaches(point, target)
     ]
-    return min(reach, key=lambda k: (points[k].held, points[k].host_bytes), default=-1)
+    return min(reach, key=lambda k: (points[k].held, points[k].other_needs), default=-1)
 
 
 def _undominated(every: Iterable[CurvePoint], current: int) -> list[CurvePoint]:

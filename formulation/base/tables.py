@@ -189,12 +189,13 @@ _COLUMNS: Final[dict[type[Any], tuple[_Column, ...]]] = {}
 
 
 def _columns(table: type[Any]) -> tuple[_Column, ...]:
-    """Return the fields of ``table``."""
+    """Return the fields of ``table``. Those that must be given are first."""
     if table not in _COLUMNS:
-        _COLUMNS[table] = tuple(
+        columns = (
             _Column(f.name, _DTYPES.get(str(f.type)), f.metadata.get("usual"))
             for f in fields(table)
         )
+        _COLUMNS[table] = tuple(sorted(columns, key=lambda column: column.usual is not None))
     return _COLUMNS[table]
 
 

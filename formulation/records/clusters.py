@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tessera.formulation.base.resources import HostCapacity, ReportedCapacity
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.job.runtime_offers import NO_OFFERS, AgentOffers
 from tessera.formulation.state.topologies.described import DescribedTopology
@@ -49,7 +50,7 @@ class ClusterOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
+class NodeSpec(HostCapacity):
     """A node as requested. If ``version`` is None, any stored version matches."""
 
     name: str
@@ -57,14 +58,14 @@ class NodeSpec:
     gpus: int
     rack: str = ""
     version: int | None = None
-    cpus: int | None = None  # cores; None if they are not stated
-    host_bytes: int | None = None  # bytes of host memory; None if they are not stated
     labels: dict[str, str] = field(default_factory=dict)  # by which jobs select nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(ReportedCapacity):
     """A node as stored.
+
+    What its agent found on the host counts where ``spec`` states nothing.
 
     ``silent_s`` is the time since the last sign of life of its agent, by the database's clock. It
     is inf if there never was one.
@@ -86,10 +87,6 @@ class NodeRecord:
     """Sentences on the faults that its agent reports at present."""
     probation_end_s: float | None = None
     """Seconds since 1970. It is None if the node is not on probation."""
-    reported_cpus: int | None = None
-    reported_host_bytes: int | None = None
-    """The CPU cores and the host memory that its agent found, which count where ``spec`` states none.
-    They are None if it reports none."""
     agent_labels: dict[str, str] = field(default_factory=dict)
     """The labels that its agent gives it, which count where ``spec`` has none with the same key."""
 

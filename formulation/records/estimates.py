@@ -8,6 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import (
+    UNSTATED_HOST,
+    Capacity,
+    HostCapacity,
+    HostNeeds,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.values import (
     ESTIMATE_SOURCES,
     Cell,
@@ -19,7 +27,6 @@ from tessera.formulation.job.execution_plan import ExecutionPlan, check_fits
 from tessera.formulation.job.launch import TuningSpace
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.job.techniques import PlanLimits
-from tessera.formulation.state.demand import Capacity
 from tessera.formulation.state.traffic import CellTraffic
 
 BEST_PLAN_NOTE: Final = "by the best plan known"
@@ -27,8 +34,11 @@ BEST_PLAN_NOTE: Final = "by the best plan known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateRecord:
-    """An estimate as stored. If ``iter_time_s`` is inf, the Cell was tried and does not run."""
+class EstimateRecord(HostNeeds):
+    """An estimate as stored, with what a job on the Cell needs in all.
+
+    If ``iter_time_s`` is inf, the Cell was tried and does not run.
+    """
 
     workload: Workload
     cell: Cell  # with its nodes; 0 in a request means the fewest that the cluster allows
@@ -43,8 +53,6 @@ class EstimateRecord:
     if the Cell's author does not say what the best plan is."""
     plan_kind: str = ""
     """The name of the plan without its data-parallel degree. "" if that is the plan's own name."""
-    cpus: int = 0  # cores that a job on the Cell needs in all
-    host_bytes: int = 0  # bytes of host memory that a job on the Cell needs in all
 
     def __post_init__(self) -> None:
         """Check that the source is one of estimates, and that the plan is the Cell's."""
@@ -229,15 +237,14 @@ class ClusterGpuType:
     gpu_type: GpuType
     node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
-    node_cpus: int | None = None  # CPU cores of the node with most; None if none states them
-    node_host_bytes: int | None = None  # the same for host memory
+    node_host: HostCapacity = UNSTATED_HOST  # the most that a node states of each resource
 
     @property
     def node_capacity(self) -> Capacity | None:
         """Return what a node has, or None if no node states anything but its GPUs."""
-        if self.node_cpus is None and self.node_host_bytes is None:
+        if self.node_host.limits_nothing:
             return None
-        return Capacity(gpus=self.node_gpus, cpus=self.node_cpus, host_bytes=self.node_host_bytes)
+        return Capacity(gpus=self.node_gpus, **name_amounts(amounts_of(self.node_host)))
 
     @property
     def nodes(self) -> int:

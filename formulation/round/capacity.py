@@ -11,21 +11,14 @@ These rows see pools, not nodes, so placement may still find no nodes for what t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
+from tessera.formulation.base.resources import HOST_RESOURCES, NOT_STATED, HostResource, amounts_of
 from tessera.formulation.base.tables import Bools, Ints
 from tessera.formulation.round.draft import Draft, RowUse
 from tessera.formulation.round.problem import CouplingRow, RowKind
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.snapshot import Snapshot
-
-_MEBIBYTE: Final = 1 << 20
-"""Bytes in one unit of a host memory row. Counted in bytes, the sum over columns may exceed 2^53.
-
-Needs and capacity are rounded down, so the row never refuses what fits exactly.
-"""
 
 
 def gpu_rows(snapshot: Snapshot) -> tuple[CouplingRow, ...]:
@@ -48,14 +41,18 @@ def pools_have_enough(draft: Draft) -> Draft:
     if demand.of_gpus_alone:
         return draft
     rows = [
-        *_rows(draft, RowKind.CPUS, demand.cpus, nodes.cpus, 1),
-        *_rows(draft, RowKind.HOST_MEMORY, demand.host_bytes, nodes.host_bytes, _MEBIBYTE),
+        row
+        for resource, needs, has in zip(
+            HOST_RESOURCES, amounts_of(demand), amounts_of(nodes), strict=True
+        )
+        for row in _rows(draft, resource, needs, has)
     ]
     return replace(draft, rows=(*draft.rows, *rows))
 
 
-def _rows(draft: Draft, kind: RowKind, needs: Ints, has: Ints, unit: int) -> list[RowUse]:
+def _rows(draft: Draft, resource: HostResource, needs: Ints, has: Ints) -> list[RowUse]:
     """Return the rows of one resource. ``needs`` is int64[columns] and ``has`` is int64[nodes]."""
+    kind, unit = RowKind(resource.row), resource.row_unit
     snapshot, uses = draft.snapshot, []
     for index, gpu_type in enumerate(snapshot.gpu_types):
         pool: Bools = snapshot.nodes.schedulable & (snapshot.nodes.gpu_type == index)

@@ -27,8 +27,8 @@ from tessera.formulation.round.rates import (
     work_left,
 )
 from tessera.formulation.state.cells import Cells
-from tessera.formulation.state.demand import Demands
 from tessera.formulation.state.given_demand import demands_of_columns
+from tessera.formulation.state.host_tables import Demands
 from tessera.formulation.state.last_round import StartPlan
 from tessera.formulation.state.replans import start_duration_s
 from tessera.formulation.state.snapshot import Snapshot

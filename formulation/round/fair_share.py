@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import NOT_STATED, amounts_of
 from tessera.formulation.base.tables import Bools, Floats
 from tessera.formulation.job.lifecycle import ACTIVE
 from tessera.formulation.round.policy import DRF, Policy
-from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY
-from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.decayed_use import HOST_CODES
 from tessera.formulation.state.hierarchy import lines_of_snapshot
 from tessera.formulation.state.snapshot import Snapshot
 
@@ -169,9 +169,9 @@ def _tenants_of(snapshot: Snapshot, jobs: Bools) -> set[str]:
 def _capacity(snapshot: Snapshot, policy: Policy) -> Floats:
     """Return the cluster's capacity of each resource that counts, float64[resources].
 
-    Under ``drf`` these are the GPUs of each type, the bytes of host memory and the cores, which are 0
-    unless every node states its own. So the last ones have the indices ``HOST_MEMORY`` and
-    ``CPU_CORES``. Otherwise there is one resource, the GPUs of all types.
+    Under ``drf`` these are the GPUs of each type, and the resources of hosts, which are 0 unless
+    every node states its own. The latter come last, at ``HOST_CODES``. Otherwise there is one
+    resource, the GPUs of all types.
     """
     nodes = snapshot.nodes
     gpus = np.bincount(nodes.gpu_type, weights=nodes.gpus, minlength=len(snapshot.gpu_types))
@@ -179,7 +179,7 @@ def _capacity(snapshot: Snapshot, policy: Policy) -> Floats:
         return np.array([float(gpus.sum())])
     others = [
         float(amounts.sum(dtype=np.float64)) if (amounts != NOT_STATED).all() else 0.0
-        for amounts in (nodes.host_bytes, nodes.cpus)
+        for amounts in reversed(amounts_of(nodes))
     ]
     return np.append(gpus, others)
 
@@ -191,8 +191,8 @@ def _own_uses(snapshot: Snapshot, policy: Policy) -> dict[str, Floats]:
     rows = zip(uses.tenant, uses.resource.tolist(), uses.amount.tolist(), strict=True)
     for tenant, resource, amount in rows:
         if policy.fair_share == DRF:
-            at = resource  # below 0 for cores and memory, which are the last ones
-        elif resource in (CPU_CORES, HOST_MEMORY):
+            at = resource  # below 0 for the resources of hosts, which are the last ones
+        elif resource in HOST_CODES:
             continue
         else:
             at = 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
+from tessera.formulation.base.resources import (
+    NOT_STATED,
+    Demand,
+    amounts_in_words,
+    amounts_of,
+)
 from tessera.formulation.base.tables import Bools, Ints
 from tessera.formulation.job.reasons import Reason, ReasonCode
 from tessera.formulation.round.problem import Problem, reduce_by_job
 from tessera.formulation.state.cells import Cells
-from tessera.formulation.state.demand import NOT_STATED, Demand
 from tessera.formulation.state.snapshot import Snapshot
-
-_GIB: Final = 1 << 30
 
 
 def find_lacks_of_room(snapshot: Snapshot, problem: Problem, jobs: Ints) -> dict[int, Reason]:
@@ -49,7 +50,8 @@ def smallest_demands(cells: Cells, workload: int) -> dict[int, Demand]:
     host memory.
     """
     own = np.flatnonzero(cells.workload == workload)
-    order = np.lexsort((cells.host_bytes[own], cells.cpus[own], cells.gpus[own]))
+    needs = (amount[own] for amount in reversed(amounts_of(cells)))
+    order = np.lexsort((*needs, cells.gpus[own]))
     smallest: dict[int, Demand] = {}
     for row in own[order].tolist():
         smallest.setdefault(int(cells.gpu_type[row]), cells.demand.of(row))
@@ -64,13 +66,13 @@ def _cells_with_room(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:
     """
     nodes, hosted = snapshot.nodes, np.zeros(len(cells))
     shapes, counts = np.unique(
-        np.stack([nodes.gpu_type, nodes.gpus, nodes.cpus, nodes.host_bytes])[:, kept],
+        np.stack([nodes.gpu_type, nodes.gpus, *amounts_of(nodes)])[:, kept],
         axis=1,
         return_counts=True,
     )
     for (kind, size, *amounts), count in zip(shapes.T.tolist(), counts.tolist(), strict=True):
         most = np.where(cells.gpu_type == kind, float(size), 0.0)
-        for needs, amount in zip((cells.cpus, cells.host_bytes), amounts, strict=True):
+        for needs, amount in zip(amounts_of(cells), amounts, strict=True):
             if amount != NOT_STATED:
                 limit = np.floor(amount * cells.gpus / np.maximum(needs, 1))
                 most = np.where(needs > 0, np.minimum(most, limit), most)
@@ -88,7 +90,7 @@ def _explain_lack(snapshot: Snapshot, cells: Cells, workload: int, *, is_away: b
     """Explain a workload whose Cells lack room. ``is_away``: nodes with room are not schedulable."""
     smallest = smallest_demands(cells, workload)
     needs = " or ".join(
-        f"{d.gpus} x {snapshot.gpu_types[t].name} with {_in_words(d.cpus, d.host_bytes)}"
+        f"{d.gpus} x {snapshot.gpu_types[t].name} with {amounts_in_words(amounts_of(d))}"
         for t, d in smallest.items()
     )
     evidence = (("needs", needs), *(_largest_node(snapshot, t) for t in smallest))
@@ -114,10 +116,5 @@ def _largest_node(snapshot: Snapshot, gpu_type: int) -> tuple[str, str]:
     """Return the most that nodes of a type state, as evidence."""
     nodes = snapshot.nodes
     own = nodes.gpu_type == gpu_type
-    cpus, host_bytes = (int(has[own].max(initial=0)) for has in (nodes.cpus, nodes.host_bytes))
-    return f"most on a node of {snapshot.gpu_types[gpu_type].name}", _in_words(cpus, host_bytes)
-
-
-def _in_words(cpus: int, host_bytes: int) -> str:
-    """Return the amounts in words, e.g. ``16 CPU cores and 64 GiB of host memory``."""
-    return f"{cpus} CPU cores and {host_bytes / _GIB:.3g} GiB of host memory"
+    sizes = amounts_in_words(int(has[own].max(initial=0)) for has in amounts_of(nodes))
+    return f"most on a node of {snapshot.gpu_types[gpu_type].name}", sizes

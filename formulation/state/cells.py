@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_NAMES, amounts_of, name_amounts
 from tessera.formulation.base.tables import (
     Bools,
     CellTable,
@@ -25,7 +26,7 @@ from tessera.formulation.base.tables import (
     usual,
 )
 from tessera.formulation.base.values import CellKey
-from tessera.formulation.state.demand import Demands
+from tessera.formulation.state.host_tables import Demands, NeedsTable
 from tessera.formulation.state.snapshot import Estimates, Snapshot
 
 LOCALITY_FACTOR = 0.9
@@ -45,10 +46,10 @@ class Shapes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cells(CellTable):
+class Cells(NeedsTable, CellTable):
     """Feasible Cells on feasible shapes, sorted by (workload, type, gpus, falling rate, nodes).
 
-    All rows of a Cell point to the same shapes.
+    All rows of a Cell point to the same shapes, and need the same.
     """
 
     INDEX: ClassVar[str] = "cells"
@@ -63,21 +64,19 @@ class Cells(CellTable):
     shape_count: Ints
     shapes: Shapes
     complete: Bools = usual(False)  # if true, it runs on no shapes other than these
-    cpus: Ints = usual(0)  # cores that a job on the Cell needs in all
-    host_bytes: Ints = usual(0)  # bytes of host memory that a job on it needs in all
     sd: Floats = usual(0.0)
     """Standard deviation of the logarithm of its rates, the largest of any shape. 0 if unknown."""
 
     def __post_init__(self) -> None:
         """Check that no demand is negative."""
         Table.__post_init__(self)
-        if (self.cpus < 0).any() or (self.host_bytes < 0).any():
-            raise InvalidInput("cells", "cpus and host_bytes must be at least 0")
+        if any((needs < 0).any() for needs in amounts_of(self)):
+            raise InvalidInput("cells", f"{' and '.join(HOST_NAMES)} must be at least 0")
 
     @property
     def demand(self) -> Demands:
         """Return what a job on each Cell needs of nodes, as totals."""
-        return Demands(gpus=self.gpus, cpus=self.cpus, host_bytes=self.host_bytes)
+        return Demands(gpus=self.gpus, **name_amounts(amounts_of(self)))
 
     def rate_on(self, cell: int, nodes: int) -> float:
         """Return samples/s of the Cell of row ``cell`` spread over ``nodes`` nodes.
@@ -133,9 +132,7 @@ class Cells(CellTable):
         return next((row for row in same_shape if self._needs_no_more(row, cell)), cell)
 
     def _needs_no_more(self, row: int, than: int) -> bool:
-        return bool(
-            self.cpus[row] <= self.cpus[than] and self.host_bytes[row] <= self.host_bytes[than]
-        )
+        return all(bool(needs[row] <= needs[than]) for needs in amounts_of(self))
 
     def rows_like(self, cell: int) -> range:
         """Return the rows of the same workload, type and GPU count as row ``cell``."""
@@ -208,8 +205,7 @@ def build_cells(snapshot: Snapshot) -> Cells:
         shape_count=np.diff(begin)[of],
         shapes=Shapes(nodes=known.nodes, rate=known.rate),
         complete=known.complete[of],
-        cpus=_most(e.cpus, first)[of],
-        host_bytes=_most(e.host_bytes, first)[of],
+        **name_amounts(_most(needs, first)[of] for needs in amounts_of(e)),
         sd=np.maximum.reduceat(np.nan_to_num(e.sd), first)[of] if len(first) else np.zeros(0),
     )
 

@@ -12,12 +12,11 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from tessera.formulation.base.resources import HOST_NAMES
 from tessera.formulation.base.tables import Floats, Ints, Table
 
-CPU_CORES: Final = -1
-"""The resource of ``DecayedUse`` that stands for CPU cores."""
-HOST_MEMORY: Final = -2
-"""The resource of ``DecayedUse`` that stands for bytes of host memory."""
+HOST_CODES: Final = tuple(range(-1, -1 - len(HOST_NAMES), -1))
+"""The resources of ``DecayedUse`` that stand for resources of hosts, in the order of their table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +25,7 @@ class DecayedUse(Table):
 
     INDEX: ClassVar[str] = "decayed use"
     tenant: tuple[str, ...]
-    resource: Ints  # index into Snapshot.gpu_types, CPU_CORES or HOST_MEMORY
+    resource: Ints  # index into Snapshot.gpu_types, or one of HOST_CODES
     amount: Floats  # GPUs, cores or bytes, held on average over the past
 
 
@@ -49,8 +48,7 @@ class Stint(NamedTuple):
     tenant: str
     gpu_type: int  # index into Snapshot.gpu_types
     gpus: int
-    cpus: int  # 0 if they are not stated
-    host_bytes: int  # 0 if it is not stated
+    needs: tuple[int, ...]  # amounts of host resources; 0 if they are not stated
     began_s: float  # seconds since 1970
 
 
@@ -85,11 +83,8 @@ class UseMeter:
         """Add the share of the past, weighted by its age, that the stint takes up at its end."""
         half_lives = max(0.0, ended_s - stint.began_s) / self._half_life_s
         share = -math.expm1(-half_lives * math.log(2.0))
-        for resource, held in (
-            (stint.gpu_type, stint.gpus),
-            (CPU_CORES, stint.cpus),
-            (HOST_MEMORY, stint.host_bytes),
-        ):
+        of_host = zip(HOST_CODES, stint.needs, strict=True)
+        for resource, held in ((stint.gpu_type, stint.gpus), *of_host):
             if held > 0:
                 key = (stint.tenant, resource)
                 amounts[key] = amounts.get(key, 0.0) + held * share

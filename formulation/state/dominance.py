@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints, begins_group
 from tessera.formulation.state.cells import Cells
-from tessera.formulation.state.demand import Demands
+from tessera.formulation.state.host_tables import Demands
 
 
 def find_undominated(cells: Cells) -> Bools:
@@ -107,7 +108,7 @@ def _unbeaten_in_all(demand: Demands, nodes: Ints, rate: Floats, first: Ints) ->
     for start, end in pairwise([*first.tolist(), len(rate)]):
         own = slice(start, end)
         # [i, j]: whether j is as good as i in each respect, and better in one
-        needs = [column[own] for column in (demand.gpus, demand.cpus, demand.host_bytes, nodes)]
+        needs = [column[own] for column in (demand.gpus, *amounts_of(demand), nodes)]
         losses = [*needs, -rate[own]]
         as_good = np.logical_and.reduce([loss[None, :] <= loss[:, None] for loss in losses])
         better = np.logical_or.reduce([loss[None, :] < loss[:, None] for loss in losses])

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tessera.formulation.base.resources import HOST_RESOURCES, HostNeeds, amounts_of
 from tessera.formulation.base.tables import Floats
 from tessera.formulation.job.reasons import LOST_SAMPLES_KEY, RESTART_GPU_S_KEY, Reason, ReasonCode
 from tessera.formulation.state.snapshot import Snapshot
 
-_GIB = 2**30
 _DIGEST_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replan:
+class Replan(HostNeeds):
     """The price and the gain of another execution plan for a job on the GPUs that it has.
 
-    ``cpus`` and ``host_bytes`` are what the new plan needs in all, less what the former one needs.
+    Its host resources are what the new plan needs in all, less what the former one needs.
     """
 
     plan: str  # a name or a digest; "" is the best that the Cell's author found
@@ -32,8 +32,6 @@ class Replan:
     unsaved_s: float  # training since the last checkpoint, which is repeated
     former_rate: float  # samples/s; 0 if the job can no longer run by its former plan
     rate: float  # samples/s
-    cpus: int = 0
-    host_bytes: int = 0
 
     @property
     def lost_samples(self) -> float:
@@ -67,8 +65,11 @@ class Replan:
                 (LOST_SAMPLES_KEY, f"{self.lost_samples:.6g}"),
                 ("gained samples/s", f"{gain:.6g}"),
                 ("pays back s", f"{self.pays_back_s:.6g}"),
-                *((("CPU cores", f"{self.cpus:+d}"),) if self.cpus else ()),
-                *((("host GiB", f"{self.host_bytes / _GIB:+.3g}"),) if self.host_bytes else ()),
+                *(
+                    (resource.label, resource.show(amount, "+"))
+                    for resource, amount in zip(HOST_RESOURCES, amounts_of(self), strict=True)
+                    if amount
+                ),
             ),
         )
 
@@ -87,8 +88,9 @@ class Replan:
             pays = "pay" if self.lost_samples >= 1 else "pays"
             return f"{speed}; {price} {pays} back in {_span_in_words(self.pays_back_s)}"
         freed = [
-            *([_count(-self.cpus, "CPU core")] if self.cpus < 0 else []),
-            *([f"{-self.host_bytes / _GIB:.3g} GiB of host memory"] if self.host_bytes < 0 else []),
+            resource.in_words(-amount)
+            for resource, amount in zip(HOST_RESOURCES, amounts_of(self), strict=True)
+            if amount < 0
         ]
         earns = f"it gives back {' and '.join(freed)}" if freed else "it makes room for other jobs"
         return f"{speed}, but {earns}; its price is {price}"

@@ -9,6 +9,14 @@ from typing import ClassVar, Final
 import numpy as np
 
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import (
+    GIVEN_PREFIX,
+    HOST_NAMES,
+    NOT_STATED,
+    Capacity,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.tables import Bools, CellTable, Floats, Ints, ShapeTable, Table, usual
 from tessera.formulation.base.values import (
     NO_CELL,
@@ -21,8 +29,8 @@ from tessera.formulation.base.values import (
 )
 from tessera.formulation.job.dependencies import CONDITIONS
 from tessera.formulation.job.lifecycle import SCHEDULABLE, JobState
-from tessera.formulation.state.decayed_use import HOST_MEMORY, NO_DECAYED_USE, DecayedUse
-from tessera.formulation.state.demand import NOT_STATED, Capacity
+from tessera.formulation.state.decayed_use import HOST_CODES, NO_DECAYED_USE, DecayedUse
+from tessera.formulation.state.host_tables import CapacityTable, GivenTable, NeedsTable
 from tessera.formulation.state.last_round import (
     NO_EXPECTED_RELEASES,
     NO_PLANNED_NODES,
@@ -81,7 +89,7 @@ STATE_CODE: dict[JobState, int] = {state: code for code, state in enumerate(STAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Nodes(Table):
+class Nodes(CapacityTable):
     """The cluster's nodes. A node holds GPUs of one type."""
 
     INDEX: ClassVar[str] = "nodes"
@@ -91,27 +99,17 @@ class Nodes(Table):
     rack: tuple[str, ...]
     schedulable: Bools  # False if the node is draining, or was silent for longer than its lease
     version: Ints
-    cpus: Ints = usual(NOT_STATED)  # cores
-    host_bytes: Ints = usual(NOT_STATED)  # host memory
-
-    def states_more(self) -> Bools:
-        """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
-        stated: Bools = (self.cpus != NOT_STATED) | (self.host_bytes != NOT_STATED)
-        return stated
 
     def capacity(self, node: int) -> Capacity:
         """Return the capacity of ``node``."""
-        cpus, host_bytes = int(self.cpus[node]), int(self.host_bytes[node])
-        return Capacity(
-            gpus=int(self.gpus[node]),
-            cpus=None if cpus == NOT_STATED else cpus,
-            host_bytes=None if host_bytes == NOT_STATED else host_bytes,
-        )
+        host = (int(has[node]) for has in amounts_of(self))
+        stated = name_amounts(None if amount == NOT_STATED else amount for amount in host)
+        return Capacity(gpus=int(self.gpus[node]), **stated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates(ShapeTable):
-    """Predicted or measured iteration times, sorted by ``ORDER``."""
+class Estimates(NeedsTable, ShapeTable):
+    """Predicted or measured iteration times, sorted by ``ORDER``. All shapes of a Cell need the same."""
 
     INDEX: ClassVar[str] = "estimates"
     workload: Ints  # index into Snapshot.workloads
@@ -126,14 +124,10 @@ class Estimates(ShapeTable):
     """Standard deviation of the logarithm of ``iter_time_s``. It is NaN if it is not known."""
     complete: Bools = usual(False)
     """Whether the estimate's profile has all shapes on which the workload runs on the GPU type."""
-    cpus: Ints = usual(0)
-    """Cores that a job on the Cell needs in all. All shapes of a Cell need the same."""
-    host_bytes: Ints = usual(0)
-    """Bytes of host memory that a job on the Cell needs in all. All shapes need the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Jobs(CellTable):
+class Jobs(GivenTable, CellTable):
     """The jobs that have not ended, in order of submission.
 
     A column that is not given has the values of a waiting job that was submitted with defaults.
@@ -183,9 +177,6 @@ class Jobs(CellTable):
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
-    current_cpus: Ints = usual(NOT_STATED)
-    """Cores that it was given with its Cell. -1 if it has none, or if its Cell's estimates count."""
-    current_host_bytes: Ints = usual(NOT_STATED)  # the same for host memory
     min_gpus: Ints = usual(0)
     """Smallest GPU count of the job's columns. 0 means that there is no bound."""
     max_gpus: Ints = usual(0)
@@ -241,8 +232,7 @@ class Jobs(CellTable):
 
 WITHOUT_CELL: Final[dict[str, int]] = {
     **dict(zip(Jobs.CELL, NO_CELL, strict=True)),
-    "current_cpus": NOT_STATED,
-    "current_host_bytes": NOT_STATED,
+    **{GIVEN_PREFIX + name: NOT_STATED for name in HOST_NAMES},
 }
 """The columns of ``Jobs`` on its Cell, and on what it was given with it, of a job without one."""
 
@@ -274,19 +264,16 @@ NO_DEPENDENCIES: Final = Dependencies.from_rows([])
 
 _AMOUNTS: Final = (
     ("nodes", "gpus", 0, True),
-    ("nodes", "cpus", NOT_STATED, True),
-    ("nodes", "host_bytes", NOT_STATED, True),
+    *(("nodes", name, NOT_STATED, True) for name in HOST_NAMES),
     ("estimates", "gpus", 1, True),
     ("estimates", "nodes", 1, True),
     ("estimates", "iter_time_s", 0, False),
-    ("estimates", "cpus", 0, True),
-    ("estimates", "host_bytes", 0, True),
+    *(("estimates", name, 0, True) for name in HOST_NAMES),
     ("jobs", "iterations", 0, True),
     ("jobs", "iterations_left", 0, True),
     ("jobs", "requested_gpus", 1, True),
     ("jobs", "requested_cpus", 0, True),
-    ("jobs", "current_cpus", NOT_STATED, True),
-    ("jobs", "current_host_bytes", NOT_STATED, True),
+    *(("jobs", GIVEN_PREFIX + name, NOT_STATED, True) for name in HOST_NAMES),
     ("jobs", "min_gpus", 0, True),
     ("jobs", "max_gpus", 0, True),
     ("jobs", "weight", 0, True),
@@ -431,7 +418,7 @@ class Snapshot:
             ("reserved_nodes", "node", 0, len(self.nodes)),
             ("entitlements", "reservation", 0, len(self.reservations)),
             ("entitlements", "job", 0, len(self.jobs)),
-            ("decayed_use", "resource", HOST_MEMORY, types),
+            ("decayed_use", "resource", min(HOST_CODES), types),
             ("excluded_jobs", "reservation", 0, len(self.reservations)),
             ("excluded_jobs", "job", 0, len(self.jobs)),
         ):

@@ -18,13 +18,13 @@ import numpy as np
 from tessera.formulation.answer.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.answer.placement import current_gangs
 from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NO_NEEDS, NOT_STATED
 from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.base.values import BEST_FOUND, CellKey, Hold
 from tessera.formulation.job.dependencies import CONDITIONS, Condition
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.state.cells import build_cells
 from tessera.formulation.state.decayed_use import Stint, UseMeter
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.given_demand import demands_of_cells
 from tessera.formulation.state.last_round import (
     NO_SEGMENTS,
@@ -330,15 +330,14 @@ class _Future:
     def _stint(self, job: int) -> Stint:
         """Return what the job has held since the snapshot, which has what it held before."""
         cell, column = self._cell(job), self._column
-        needs = int(column["current_cpus"][job]), int(column["current_host_bytes"][job])
+        needs = tuple(int(column[GIVEN_PREFIX + name][job]) for name in HOST_NAMES)
         if NOT_STATED in needs:
-            needs = self._demands.get((self._workload(job), cell), (0, 0))
+            needs = self._demands.get((self._workload(job), cell), NO_NEEDS)
         return Stint(
             tenant=str(self._tenants[job]),
             gpu_type=cell.gpu_type,
             gpus=len(self._gpus[job]),
-            cpus=needs[0],
-            host_bytes=needs[1],
+            needs=needs,
             began_s=self.now_s - self._held_s(job),
         )
 

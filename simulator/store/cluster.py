@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.formulation.base.resources import HOST_NAMES, NOT_STATED, amounts_of, name_amounts
+from tessera.formulation.base.tables import Ints
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.hierarchy import lines_of_tenants
 from tessera.formulation.state.reserved import Entitlements, Reservations, ReservedNodes
 from tessera.formulation.state.snapshot import Nodes
@@ -27,13 +29,16 @@ def nodes_of(scenario: Scenario, names: Names) -> Nodes:
         gpus=np.array([n.gpus for n in nodes], dtype=np.int64),
         schedulable=np.ones(len(nodes), dtype=np.bool_),
         version=np.ones(len(nodes), dtype=np.int64),
-        cpus=np.array([_stated(n.cpus) for n in nodes], dtype=np.int64),
-        host_bytes=np.array([_stated(n.host_bytes) for n in nodes], dtype=np.int64),
+        **_host_columns(nodes),
     )
 
 
-def _stated(capacity: int | None) -> int:
-    return NOT_STATED if capacity is None else capacity
+def _host_columns(nodes: Sequence[NodeSpec]) -> dict[str, Ints]:
+    """Return what the nodes state of each host resource, by the name of its column."""
+    stated = [
+        [NOT_STATED if amount is None else amount for amount in amounts_of(node)] for node in nodes
+    ]
+    return name_amounts(np.array(stated, dtype=np.int64).reshape(-1, len(HOST_NAMES)).T)
 
 
 def tenants_of(scenario: Scenario) -> Tenants:

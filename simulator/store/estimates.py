@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tessera.formulation.base.resources import HOST_NAMES, NO_NEEDS, amounts_of
 from tessera.formulation.base.tables import Bools
 from tessera.formulation.base.values import PROFILING, CellKey, EstimateSource, Workload
 from tessera.formulation.records.estimates import EstimateRecord
@@ -62,9 +63,9 @@ class VisibleEstimates:
         self.table = e.followed_by(Estimates.from_rows([row])).in_order()
         self.are_known[workload] = True
 
-    def needs(self, workload: int, cell: CellKey) -> tuple[int, int]:
-        """Return the CPU cores and the bytes of host memory that a job on a Cell needs."""
-        return self._demands.get((workload, cell), (0, 0))
+    def needs(self, workload: int, cell: CellKey) -> tuple[int, ...]:
+        """Return the amounts of host resources that a job on a Cell needs."""
+        return self._demands.get((workload, cell), NO_NEEDS)
 
 
 def tabulate_estimates(profiles: Sequence[EstimateRecord], names: Names, nodes: Nodes) -> Estimates:
@@ -90,11 +91,10 @@ def tabulate_estimates(profiles: Sequence[EstimateRecord], names: Names, nodes: 
             int(e.source),
             math.nan if e.sd is None else e.sd,
             e.complete,
-            e.cpus,
-            e.host_bytes,
+            *amounts_of(e),
         )
         for e in profiles
         if types.get((c := e.cell).gpu_type, -1) >= 0
     )
-    columns = (*Estimates.ORDER, "iter_time_s", "source", "sd", "complete", "cpus", "host_bytes")
+    columns = (*Estimates.ORDER, "iter_time_s", "source", "sd", "complete", *HOST_NAMES)
     return Estimates.from_rows([dict(zip(columns, row, strict=True)) for row in rows])

@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.resources import NO_NEEDS
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.base.values import NO_CELL, CellKey, Hold
 from tessera.formulation.state.snapshot import Allocations, Nodes
@@ -25,7 +26,7 @@ class AllocationChange:
     kind: DecisionKind
     cell: CellKey = NO_CELL
     gang: Gang | None = None
-    needs: tuple[int, int] = (0, 0)
+    needs: tuple[int, ...] = NO_NEEDS
     """The CPU cores and the bytes of host memory that the job is given with ``cell``."""
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NOT_STATED, amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.base.values import CellKey
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.state.decayed_use import Stint
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.snapshot import STATE_CODE, WITHOUT_CELL, Dependencies, Jobs
 from tessera.simulator.scenario import EPOCH_S
 from tessera.simulator.store.names import Names
@@ -38,8 +38,7 @@ _STORED_COLUMNS = (
     "restart_s",
     "generation",
     *Jobs.CELL,
-    "current_cpus",
-    "current_host_bytes",
+    *(GIVEN_PREFIX + name for name in HOST_NAMES),
     "unmet",
     "array",
     "array_limit",
@@ -120,8 +119,8 @@ class StoredJobs:
         self.current_gpus = np.zeros(count, dtype=np.int64)
         self.current_degree = np.zeros(count, dtype=np.int64)
         self.current_plan = np.zeros(count, dtype=np.int64)
-        self.current_cpus = np.full(count, NOT_STATED, dtype=np.int64)
-        self.current_host_bytes = np.full(count, NOT_STATED, dtype=np.int64)
+        for name in HOST_NAMES:
+            setattr(self, GIVEN_PREFIX + name, np.full(count, NOT_STATED, dtype=np.int64))
 
     # changes
 
@@ -138,8 +137,8 @@ class StoredJobs:
         self.queued_s[job] = EPOCH_S + now_s
         self.version[job] += 1
 
-    def start(self, job: int, cell: CellKey, needs: tuple[int, int], now_s: float) -> None:
-        """Let a job run on a Cell, with these CPU cores and bytes of host memory."""
+    def start(self, job: int, cell: CellKey, needs: tuple[int, ...], now_s: float) -> None:
+        """Let a job run on a Cell, with these amounts of host resources."""
         self.state[job] = _RUNNING
         self.start_by_s[job] = np.inf
         self.began_s[job] = now_s
@@ -147,7 +146,8 @@ class StoredJobs:
         self.version[job] += 1
         for column, value in zip(Jobs.CELL, cell, strict=True):
             getattr(self, column)[job] = value
-        self.current_cpus[job], self.current_host_bytes[job] = needs
+        for column, amount in zip(amounts_of(self, GIVEN_PREFIX), needs, strict=True):
+            column[job] = amount
 
     def stop(self, job: int, now_s: float) -> None:
         """Count the run of a job that has had its GPUs until now. Its state stays."""
@@ -188,14 +188,17 @@ class StoredJobs:
         """Return the Cell on which a job runs."""
         return CellKey._make(int(getattr(self, column)[job]) for column in Jobs.CELL)
 
+    def host_needs(self, job: int) -> tuple[int, ...]:
+        """Return the amounts of host resources that a job was given with its Cell."""
+        return tuple(int(amount[job]) for amount in amounts_of(self, GIVEN_PREFIX))
+
     def stint(self, job: int) -> Stint:
         """Return what a job with GPUs holds."""
         return Stint(
             tenant=self.specs[job].tenant,
             gpu_type=int(self.current_type[job]),
             gpus=int(self.current_gpus[job]),
-            cpus=max(0, int(self.current_cpus[job])),
-            host_bytes=max(0, int(self.current_host_bytes[job])),
+            needs=tuple(max(0, amount) for amount in self.host_needs(job)),
             began_s=EPOCH_S + float(self.began_s[job]),
         )
 

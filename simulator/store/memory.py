@@ -289,7 +289,7 @@ class MemoryStore:
         jobs, job, cell = self.jobs, int(self._shown[decision.job]), decision.cell
         needs = self.estimates.needs(int(jobs.workload[job]), cell)
         if job in self.gpus.gangs and jobs.cell(job) == cell:
-            needs = int(jobs.current_cpus[job]), int(jobs.current_host_bytes[job])
+            needs = jobs.host_needs(job)
         return AllocationChange(
             job=job,
             kind=decision.kind,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import TextIO
 
+from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces.dependencies import AFTER_COLUMN, write_dependencies
 from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
@@ -111,8 +112,7 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
                 e.source.name.lower(),
                 e.provenance,
                 "true" if e.complete else "",
-                e.cpus or "",
-                e.host_bytes or "",
+                *(amount or "" for amount in amounts_of(e)),
                 "" if e.plan is None else e.plan.to_json(),
             ]
         )

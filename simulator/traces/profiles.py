@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tessera.estimator.files.userfiles import read_bytes, to_text
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_NAMES, HOST_RESOURCES, name_amounts
 from tessera.formulation.base.values import (
     BEST_FOUND,
     ESTIMATE_SOURCES,
@@ -35,14 +36,11 @@ OPTIONAL = (
     "source",
     "provenance",
     "complete",
-    "cpus",
-    "host_bytes",
+    *HOST_NAMES,
     "execution_plan",
 )
 FAILED = ("failed", "oom", "infeasible")
 MAX_COUNT = 2**31 - 1
-MAX_CPUS = 2**24
-MAX_HOST_BYTES = 2**60
 MAX_ITERATION_S = 1e6
 
 
@@ -116,8 +114,7 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
         source=source,
         provenance=row.text("provenance", 200) or file,
         complete=row.choice("complete", ("true", "false"), default="false") == "true",
-        cpus=row.whole("cpus", 0, MAX_CPUS, default=0),
-        host_bytes=row.whole("host_bytes", 0, MAX_HOST_BYTES, default=0),
+        **name_amounts(row.whole(r.name, 0, r.max_needed, default=0) for r in HOST_RESOURCES),
     )
     return _add_plan(row, record) if row.ok and row.get("execution_plan") else record
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tessera.formulation.answer.placement import Gang, Placement, current_gangs
+from tessera.formulation.base.resources import Demand
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.round.problem import Problem, migration_price, placed_value
-from tessera.formulation.state.demand import Demand
 from tessera.formulation.state.given_demand import demands_of_columns
 from tessera.formulation.state.node_choices import NodeChoices
 from tessera.formulation.state.snapshot import Snapshot

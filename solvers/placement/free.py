@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.state.demand import Capacity, Demand
+from tessera.formulation.base.resources import Capacity, Demand
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement.blocks import block_signature, block_waste, carve_share
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.formulation.answer.placement import Placement
 from tessera.formulation.answer.solution import Solution, SolveStatus
+from tessera.formulation.base.resources import HOST_RESOURCES, amounts_of
 from tessera.formulation.base.texts import Name, Text, join
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board
@@ -119,7 +120,11 @@ def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
     )
     if not short:
         return ""
+    needs = " and ".join(
+        f"{amount} {resource.noun}"
+        for resource, amount in zip(HOST_RESOURCES, amounts_of(share), strict=True)
+    )
     return (
-        f"the job needs {share.cpus} CPU cores and {share.host_bytes} bytes of host memory in addition to"
-        f" {share.gpus} GPUs on a node; nodes that have the GPUs free but lack the rest: {short}"
+        f"the job needs {needs} in addition to {share.gpus} GPUs on a node; nodes that have the GPUs"
+        f" free but lack the rest: {short}"
     )

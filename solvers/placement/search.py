@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
+from tessera.formulation.base.resources import Capacity, Demand
 from tessera.formulation.round.problem import migration_price
-from tessera.formulation.state.demand import Capacity, Demand
 from tessera.solvers.placement.blocks import carve_share
 from tessera.solvers.placement.board import Board, Seat
 from tessera.solvers.placement.free import Layout

@@ -120,9 +120,10 @@ class _Round:
         hosts = host_capacity(seen)
         gpus = seen.capacity.tolist()
         self._idle: list[list[float]] = [
-            [n, cpus] for n, (cpus, _) in zip(gpus, hosts, strict=True)
+            [n, cpus] for n, (cpus, *_) in zip(gpus, hosts, strict=True)
         ]
-        self._host_bytes = [host_bytes for _, host_bytes in hosts]
+        # What is left of the other host resources, by type.
+        self._other_left = [amounts for _, *amounts in hosts]
         self._curves = curves_of(seen, allowed)
         self._at = [-1] * count  # position on the curve; -1 without GPUs
         # The slope of a step down, by resource and type, float64[jobs]; inf if there is no step.
@@ -157,8 +158,11 @@ class _Round:
                 continue
             curve = self._curves[job]
             point = curve.points[self._at[job]]
-            if point.host_bytes <= self._host_bytes[curve.gpu_type]:
-                self._host_bytes[curve.gpu_type] -= point.host_bytes
+            free = self._other_left[curve.gpu_type]
+            if all(need <= amount for need, amount in zip(point.other_needs, free, strict=True)):
+                self._other_left[curve.gpu_type] = [
+                    amount - need for need, amount in zip(point.other_needs, free, strict=True)
+                ]
                 choice[job] = point.column
         return choice
 

@@ -10,11 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
+from tessera.formulation.base.resources import NO_NEEDS, NOT_STATED, amounts_of
 from tessera.formulation.base.tables import Bools, Floats, Ints
 from tessera.formulation.round.draft import Draft
 from tessera.formulation.round.promises.launched import is_launched
 from tessera.formulation.state.cells import most_compact_by_job
-from tessera.formulation.state.demand import NOT_STATED, Demands
+from tessera.formulation.state.host_tables import Demands
 from tessera.solvers.schedulers.base import SchedulerView
 
 Gain = Callable[[int, int], float]
@@ -181,14 +182,14 @@ def are_compact(draft: Draft) -> Bools:
 
 
 def host_capacity(seen: SchedulerView) -> list[list[float]]:
-    """Return the CPU cores and the bytes of host memory of each pool, [types][2].
+    """Return the amount of each host resource of each pool, [types][host resources].
 
     They are inf for a pool with a node that does not state them, which limits nothing.
     """
     nodes, capacity = seen.draft.snapshot.nodes, []
     for kind in range(len(seen.capacity)):
         pool = nodes.schedulable & (nodes.gpu_type == kind)
-        of_pool = (column[pool] for column in (nodes.cpus, nodes.host_bytes))
+        of_pool = (column[pool] for column in amounts_of(nodes))
         capacity.append(
             [math.inf if (has == NOT_STATED).any() else float(has.sum()) for has in of_pool]
         )
@@ -209,7 +210,7 @@ class OptionPacking:
         self._hosts = None
         if hosts is not None and not options.demand.of_gpus_alone:
             self._hosts = [list(pool) for pool in hosts]
-            self._needs = np.stack([options.demand.cpus, options.demand.host_bytes], 1).tolist()
+            self._needs = np.stack(amounts_of(options.demand), 1).tolist()
         self._gpu_type, self._gpus = options.gpu_type.tolist(), options.gpus.tolist()
         self.free: list[int] = capacity.tolist()  # GPUs by type
         self.option: list[int] = [-1] * (len(options.start) - 1)  # by job; -1 if it has none
@@ -224,7 +225,7 @@ class OptionPacking:
             return False
         if self._hosts is None:
             return True
-        back = self._needs[has] if returns else (0, 0)
+        back = self._needs[has] if returns else NO_NEEDS
         left, needs = self._hosts[gpu_type], self._needs[option]
         return all(need <= rest + own for need, rest, own in zip(needs, left, back, strict=True))
 

@@ -77,7 +77,11 @@ PRODUCT = (
 
 @pytest.mark.parametrize(
     ("name", "max_files"),
-    [("cpus_per_gpu", 5), ("preferred_labels", 6)],  # fields of execution plans and of jobs
+    [
+        ("cpus_per_gpu", 5),  # a field of execution plans
+        ("preferred_labels", 6),  # a field of jobs
+        ("host_bytes", 12),  # a resource of nodes
+    ],
 )
 def test_a_field_is_named_in_few_files(name: str, max_files: int) -> None:
     paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.p[yr]*")]

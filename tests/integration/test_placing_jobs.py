@@ -35,14 +35,14 @@ from tessera.db.store.reads import (
 from tessera.db.store.store import Store
 from tessera.formulation.answer.decisions import DecisionKind
 from tessera.formulation.base.errors import InvalidInput, LimitReached, NotAllowed
+from tessera.formulation.base.resources import NOT_STATED
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.job.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.store import StoreLimits
-from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY
-from tessera.formulation.state.demand import NOT_STATED
+from tessera.formulation.state.decayed_use import HOST_CODES
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.service.server.rounds.cluster_task import ClusterTask
 from tessera.service.server.settings.config import Config
@@ -588,7 +588,7 @@ def test_the_use_of_a_job_has_what_it_was_given_while_it_runs_and_afterwards(
     agents_report(cluster)
     ended = cluster.snapshot(C, 3600.0).decayed_use
     for uses in (running, ended):
-        assert uses.resource.tolist() == [HOST_MEMORY, CPU_CORES, 0]
+        assert uses.resource.tolist() == [*reversed(HOST_CODES), 0]
         assert (uses.amount / uses.amount[2]).tolist() == pytest.approx([3 * GIB, 6, 1])
 
 

@@ -24,6 +24,7 @@ from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT, Profi
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import Capacity
 from tessera.formulation.base.values import RUN_LABEL, EstimateSource, GpuType, Workload
 from tessera.formulation.job.execution_plan import (
     ExecutionPlan,
@@ -39,7 +40,6 @@ from tessera.formulation.job.techniques import PlanLimits
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.state.demand import Capacity
 from tessera.service.server.estimates.deriver import CellDeriver
 from tessera.service.server.settings.config import Config
 from tests.support.configurations import TRUE

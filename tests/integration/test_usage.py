@@ -22,7 +22,7 @@ from tessera.formulation.job.lifecycle import JobEvent
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.store import Retention
 from tessera.formulation.records.usage import UsageQuery, UsageRecord
-from tessera.formulation.state.decayed_use import CPU_CORES, HOST_MEMORY
+from tessera.formulation.state.decayed_use import HOST_CODES
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.v1 import tenants_pb2
 from tests.support.api import C as PLACE
@@ -375,10 +375,11 @@ def test_stints_decay_by_their_age_and_the_half_life(store: Store, database: Dat
         other = part_of_past(50, 49, half_life_h) if half_life_h > 2 else 0.0
         cores = part_of_past(2, 1, half_life_h)  # those of a type that is gone count
         assert found["nlp", 0] == pytest.approx(4 * nlp, rel=1e-4)
-        assert found["nlp", CPU_CORES] == pytest.approx(8 * nlp, rel=1e-4)
-        assert found["nlp", HOST_MEMORY] == pytest.approx(100 * nlp, rel=1e-4)
+        cpu_cores, host_memory = HOST_CODES
+        assert found["nlp", cpu_cores] == pytest.approx(8 * nlp, rel=1e-4)
+        assert found["nlp", host_memory] == pytest.approx(100 * nlp, rel=1e-4)
         assert found.get(("", 0), 0.0) == pytest.approx(4 * other, rel=1e-4)
-        assert found["", CPU_CORES] == pytest.approx(8 * (other + cores), rel=1e-4)
+        assert found["", cpu_cores] == pytest.approx(8 * (other + cores), rel=1e-4)
 
 
 def test_use_is_read_only_if_it_is_asked_for_and_never_underflows(

@@ -20,11 +20,11 @@ from tessera.formulation.answer.check import (
 from tessera.formulation.answer.placement import Gang, Placement, current_gangs
 from tessera.formulation.answer.solution import Solution, SolveStatus
 from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.resources import NOT_STATED, Demand
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem, restrict_problem
 from tessera.formulation.round.statement import build_problem
-from tessera.formulation.state.demand import NOT_STATED, Demand
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.placement import PlacementResult, defragment, place
 from tessera.solvers.placement.blocks import carve_share, mask_of

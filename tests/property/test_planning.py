@@ -25,13 +25,13 @@ from tessera.estimator.planning.stages import (
     stage_shares,
 )
 from tessera.estimator.planning.tuning import whole_space
+from tessera.formulation.base.resources import NOT_STATED
 from tessera.formulation.base.values import Workload
 from tessera.formulation.job.execution_plan import Schedule
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem
 from tessera.formulation.round.promises.guarantee import request_rate
 from tessera.formulation.round.statement import state_round
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import DEFAULT, make_solver

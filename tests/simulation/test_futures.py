@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tessera.formulation.answer.placement import Gang
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import NOT_STATED
 from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.records.forecasts import Submission
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.last_round import (
     NO_EXPECTED_RELEASES,
     PlannedNodes,

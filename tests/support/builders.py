@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tessera.formulation.answer.placement import Gang
+from tessera.formulation.base.resources import NOT_STATED
 from tessera.formulation.base.values import EstimateSource, GpuType, Hold, Workload
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem
 from tessera.formulation.round.statement import Statement, draft_columns, state_draft
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.snapshot import (
     STATE_CODE,
     Allocations,

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 
 from tessera.db.base.rows import json_rows
 from tessera.db.rounds.snapshot.keys import KeyIndex, Keys, split_ints, split_rows
+from tessera.db.schema.host import list_host
+from tessera.formulation.base.resources import HOST_NAMES, NOT_STATED, name_amounts
 from tessera.formulation.base.values import GpuType, Workload
 from tessera.formulation.job.reasons import ReasonCode
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.last_round import Prices
 from tessera.formulation.state.snapshot import Nodes
 from tessera.formulation.state.tenants import Quotas, Tenants
@@ -32,8 +33,7 @@ TABLES: Final = {
     "nodes": json_rows(
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
         "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false),"
-        f" coalesce(n.cpus, n.reported_cpus, {NOT_STATED}),"
-        f" coalesce(n.host_bytes, n.reported_host_bytes, {NOT_STATED}), n.agent_labels || n.labels",
+        f" {list_host(f'coalesce(n.@, n.reported_@, {NOT_STATED})')}, n.agent_labels || n.labels",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
     ),
@@ -98,8 +98,8 @@ def read_cluster(row: sa.Row[Any], keys: Keys) -> ClusterFacts:
 
 
 def _nodes(row: sa.Row[Any], keys: Keys) -> Nodes:
-    _, names, types, gpus, racks, versions, schedulable, cpus, host_bytes, _ = split_rows(
-        row.nodes, 10
+    _, names, types, gpus, racks, versions, schedulable, *host, _ = split_rows(
+        row.nodes, 8 + len(HOST_NAMES)
     )
     return Nodes(
         name=names,
@@ -108,8 +108,7 @@ def _nodes(row: sa.Row[Any], keys: Keys) -> Nodes:
         rack=racks,
         schedulable=np.array(schedulable, np.bool_),
         version=np.array(versions, np.int64),
-        cpus=np.array(cpus, np.int64),
-        host_bytes=np.array(host_bytes, np.int64),
+        **name_amounts(np.array(amounts, np.int64) for amounts in host),
     )
 
 

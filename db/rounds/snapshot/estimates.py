@@ -9,13 +9,14 @@ import sqlalchemy as sa
 
 from tessera.db.base.copy import read_columns, wire_types
 from tessera.db.rounds.snapshot.keys import Keys
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables import LIVE
 from tessera.formulation.base.tables import Bools
 from tessera.formulation.state.snapshot import Estimates, Jobs
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
-    e.source, coalesce(e.sd, 'NaN'), e.complete, e.cpus, e.host_bytes
+    e.source, {list_host("e.@")}, coalesce(e.sd, 'NaN'), e.complete
 FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only

@@ -15,11 +15,11 @@ from tessera.db.rounds.snapshot.cluster import ClusterFacts
 from tessera.db.rounds.snapshot.keys import KeyIndex, Keys, split_rows
 from tessera.db.schema.job_columns import UNTIL_EXIT
 from tessera.db.schema.tables import LIVE
+from tessera.formulation.base.resources import GIVEN_PREFIX, HOST_NAMES, NOT_STATED
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.dependencies import CONDITIONS, Condition
 from tessera.formulation.job.runtimes import RESTRICTED_RUNTIMES
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.last_round import PlannedNodes, PlannedStarts, ScheduleSegments
 from tessera.formulation.state.snapshot import STATES, Allocations, Dependencies, Jobs
 
@@ -69,8 +69,11 @@ _JOB_EXPRESSIONS = {
     "current_gpus": "coalesce(j.cell_gpus, 0)",
     "current_degree": "coalesce(j.cell_degree, 0)",
     "current_plan": "coalesce(j.cell_plan_id, 0)",
-    "current_cpus": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_cpus END",
-    "current_host_bytes": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_host_bytes END",
+    **{
+        GIVEN_PREFIX
+        + name: f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_{name} END"
+        for name in HOST_NAMES
+    },
     "plan": "coalesce(j.plan_id, 0)",
     "submitted_plan": "coalesce(j.submitted_plan_id, 0)",
     "techniques": TECHNIQUES_MASK,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables.columns import (
     count_column,
     flag_column,
@@ -15,6 +16,7 @@ from tessera.db.schema.tables.columns import (
     reference_column,
     text_column,
 )
+from tessera.formulation.base.resources import HOST_NAMES, REPORTED_PREFIX
 
 clusters = sa.Table(
     "clusters",
@@ -84,11 +86,12 @@ nodes = sa.Table(
     reference_column("gpu_type_id", "gpu_types.id"),
     count_column("gpus", None),
     text_column("rack", default=""),
-    # CPU cores and bytes of host memory as stated, and as the node's agent found; NULL if unknown
-    sa.Column("cpus", sa.BigInteger),
-    sa.Column("host_bytes", sa.BigInteger),
-    sa.Column("reported_cpus", sa.BigInteger),
-    sa.Column("reported_host_bytes", sa.BigInteger),
+    # the resources of the host as stated, and as the node's agent found; NULL if unknown
+    *(
+        sa.Column(prefix + name, sa.BigInteger)
+        for prefix in ("", REPORTED_PREFIX)
+        for name in HOST_NAMES
+    ),
     # the labels by which jobs select nodes, as stated, and as its agent gives them
     sa.Column("labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
     sa.Column("agent_labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
@@ -109,7 +112,7 @@ nodes = sa.Table(
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
     sa.CheckConstraint(
-        "cpus >= 0 AND host_bytes >= 0 AND reported_cpus >= 0 AND reported_host_bytes >= 0",
+        list_host("@ >= 0", " AND ") + " AND " + list_host("reported_@ >= 0", " AND "),
         name="resources",
     ),
     sa.CheckConstraint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables.columns import (
     count_column,
     flag_column,
@@ -15,6 +16,7 @@ from tessera.db.schema.tables.columns import (
     reference_column,
     text_column,
 )
+from tessera.formulation.base.resources import HOST_NAMES
 
 workloads = sa.Table(
     "workloads",
@@ -64,8 +66,7 @@ estimates = sa.Table(
     text_column("traffic", default=""),  # of its plan (formulation.state.traffic); "" if unknown
     text_column("tuned", default=""),  # space in which a job tuned it at launch; "" for none
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
-    count_column("cpus"),  # cores that a job on the Cell needs in all
-    count_column("host_bytes"),  # host memory that a job on the Cell needs in all
+    *map(count_column, HOST_NAMES),  # what a job on the Cell needs in all
     sa.Column("stated_degree", sa.BigInteger),  # its user's, if the service gave it its plan
     sa.UniqueConstraint(
         "workload_id",
@@ -81,7 +82,7 @@ estimates = sa.Table(
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
     sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
-    sa.CheckConstraint("cpus >= 0 AND host_bytes >= 0", name="demand"),
+    sa.CheckConstraint(list_host("@ >= 0", " AND "), name="demand"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
 )

@@ -7,6 +7,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables.columns import (
     count_column,
     flag_column,
@@ -18,6 +19,7 @@ from tessera.db.schema.tables.columns import (
     reference_column,
     text_column,
 )
+from tessera.formulation.base.resources import HOST_NAMES
 from tessera.formulation.base.values import Hold
 from tessera.formulation.job.dependencies import Condition
 from tessera.formulation.job.lifecycle import ACTIVE, LEAVING, WAITING, JobState
@@ -106,8 +108,7 @@ jobs = sa.Table(
     real_column("cell_rate", nullable=True),
     real_column("cell_effective_gpus", nullable=True),  # by the estimates of when it was given
     # The cores and the host memory that it was given with its Cell, whatever estimates say later.
-    count_column("cell_cpus"),
-    count_column("cell_host_bytes"),
+    *(count_column(f"cell_{name}") for name in HOST_NAMES),
     reference_column("leader_id", "nodes.id", nullable=True),
     count_column("failures"),  # consecutive ones
     moment_column("retry_at", nullable=True),  # it is not started again before this time
@@ -140,8 +141,8 @@ jobs = sa.Table(
         name="cell",
     ),
     sa.CheckConstraint(
-        "cell_cpus >= 0 AND cell_host_bytes >= 0"
-        " AND (cell_gpus IS NOT NULL OR (cell_cpus = 0 AND cell_host_bytes = 0))",
+        f"{list_host('cell_@ >= 0', ' AND ')}"
+        f" AND (cell_gpus IS NOT NULL OR ({list_host('cell_@ = 0', ' AND ')}))",
         name="cell_demand",
     ),
     sa.CheckConstraint("NOT pinned_gpu_type OR requested_gpu_type <> ''", name="pinned_gpu_type"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from tessera.db.schema.host import list_host
 from tessera.db.schema.tables.columns import (
     count_column,
     id_column,
@@ -14,6 +15,7 @@ from tessera.db.schema.tables.columns import (
     reference_column,
     text_column,
 )
+from tessera.formulation.base.resources import HOST_NAMES
 
 stints = sa.Table(  # the times in which a job had the same GPUs; one that lasts is in `jobs`
     "stints",
@@ -22,14 +24,14 @@ stints = sa.Table(  # the times in which a job had the same GPUs; one that lasts
     reference_column("job_id", "jobs.id", ondelete="CASCADE"),
     text_column("gpu_type"),  # by name, because the type may be deleted
     count_column("gpus", None),
-    count_column("cpus", None),
-    count_column("host_bytes"),
+    # Of cores, a value must be given. The other resources are younger than the table.
+    *(count_column(name, None if name == "cpus" else 0) for name in HOST_NAMES),
     real_column("effective_gpus"),
     moment_column("began_at", required=True),
     moment_column("trained_at", nullable=True),  # when its gang reported that it runs
     moment_column("ended_at", required=True),
     text_column("ending"),  # the event of the job that ended it
-    sa.CheckConstraint("gpus > 0 AND cpus >= 0 AND host_bytes >= 0", name="counts"),
+    sa.CheckConstraint("gpus > 0 AND " + list_host("@ >= 0", " AND "), name="counts"),
     sa.CheckConstraint(
         "effective_gpus >= 0 AND effective_gpus < 'Infinity'", name="effective_gpus"
     ),

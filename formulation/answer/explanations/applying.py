@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.formulation.answer.explanations.changes import Change, ChangeKind
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_RESOURCES, NO_NEEDS, name_amounts
 from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.policy import Policy
@@ -187,8 +188,7 @@ def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
         "source": int(EstimateSource.MEASURED),
         "sd": math.nan,
         "complete": False,
-        "cpus": 0,
-        "host_bytes": 0,
+        **name_amounts(NO_NEEDS),
     }
     rows = e.followed_by(Estimates.from_rows([added]))
     return replace(snapshot, estimates=rows.in_order(), plans=plans)
@@ -248,8 +248,7 @@ _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.UNDRAIN: _set_schedulable(True),
     ChangeKind.LOSE: _set_schedulable(False),
     ChangeKind.ADD_GPUS: _add_gpus,
-    ChangeKind.ADD_CPUS: _set_capacity("cpus"),
-    ChangeKind.ADD_HOST_MEMORY: _set_capacity("host_bytes"),
+    **{ChangeKind(resource.change): _set_capacity(resource.name) for resource in HOST_RESOURCES},
     ChangeKind.ADD_CELL: _add_cell,
     ChangeKind.END: _end,
     ChangeKind.WAIT: _wait,

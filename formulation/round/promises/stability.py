@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.base.moments import SAME_S
+from tessera.formulation.base.resources import amounts_of
 from tessera.formulation.base.tables import Bools, Ints
 from tessera.formulation.round.draft import Draft, RowUse
 from tessera.formulation.round.policy import MODES_WITHOUT_PROMISES
@@ -72,8 +73,7 @@ def replans_are_rare_and_pay_back(draft: Draft) -> Draft:
     doubt = np.hypot(draft.cells.sd[draft.cell[column]], draft.cells.sd[draft.cell[now]])
     pays = pay_back_s(lost_s, draft.rate[now], draft.rate[column] * np.exp(-doubt)) <= within_s
     demand = draft.demand
-    frees = demand.cpus[column] < demand.cpus[now]
-    frees |= demand.host_bytes[column] < demand.host_bytes[now]
+    frees = np.logical_or.reduce([needs[column] < needs[now] for needs in amounts_of(demand)])
     keep = np.ones(len(draft.cell), dtype=np.bool_)
     keep[column] = ~young & (pays | frees)
     return draft.only(keep)

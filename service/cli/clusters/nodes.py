@@ -9,9 +9,11 @@ from typing import Annotated, Final
 import typer
 
 from tessera.client import Client
+from tessera.formulation.base.resources import HOST_RESOURCES
 from tessera.formulation.base.selectors import Selector
 from tessera.formulation.job.runtimes import PROFILER, REPLAY
 from tessera.service.cli.client import connect
+from tessera.service.cli.clusters.hostview import show_capacity
 from tessera.service.cli.completion import complete_nodes
 from tessera.service.cli.deletion import (
     AllowMissing,
@@ -34,10 +36,8 @@ from tessera.service.cli.options import (
     refuse_options,
 )
 from tessera.service.cli.render import (
-    GIB,
     Column,
     count_noun,
-    format_number,
     format_time,
     print_note,
     show_list,
@@ -52,9 +52,6 @@ NodeNames = Annotated[
     ),
 ]
 
-NOT_STATED: Final = "not stated"
-"""The CPU cores or the host memory of a node that nobody knows. They limit nothing."""
-
 NOT_FOR_PROGRAMS: Final = (REPLAY, PROFILER)
 """Runtimes that each agent offers, and that run no program of a user."""
 
@@ -67,8 +64,10 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("TYPE", lambda n: n.gpu_type),
     Column("GPUS", lambda n: str(n.gpus), right=True),
     Column("FREE", lambda n: str(n.free_gpus), right=True),
-    Column("CPUS", lambda n: _cpus(n), right=True),
-    Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
+    *(
+        Column[clusters_pb2.Node](r.row.upper(), show_capacity(r), right=True)
+        for r in HOST_RESOURCES
+    ),
     Column("RACK", lambda n: n.rack),
     Column("RUNTIMES", lambda n: _runtimes(n)),
     Column(
@@ -203,22 +202,6 @@ def _state(node: clusters_pb2.Node) -> str:
 def labels_of(node: clusters_pb2.Node) -> dict[str, str]:
     """Return the labels by which jobs select the node: its agent's, and over them those stated."""
     return {**node.agent_labels, **node.labels}
-
-
-def _cpus(node: clusters_pb2.Node) -> str:
-    """Return the CPU cores that a node states, or else those that its agent found."""
-    if node.HasField("cpus"):
-        return str(node.cpus)
-    return f"{node.reported_cpus} (found)" if node.HasField("reported_cpus") else NOT_STATED
-
-
-def _host_memory(node: clusters_pb2.Node) -> str:
-    """Return the host memory that a node states, or else what its agent found."""
-    if node.HasField("host_bytes"):
-        return f"{format_number(node.host_bytes / GIB)} GiB"
-    if node.HasField("reported_host_bytes"):
-        return f"{format_number(node.reported_host_bytes / GIB)} GiB (found)"
-    return NOT_STATED
 
 
 def _runtimes(node: clusters_pb2.Node, *, is_missing: bool = False) -> str:

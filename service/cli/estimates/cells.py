@@ -9,7 +9,9 @@ import typer
 
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_RESOURCES
 from tessera.service.cli.client import connect
+from tessera.service.cli.clusters.hostview import show_needs
 from tessera.service.cli.deletion import Yes, confirm_deletion
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
@@ -23,7 +25,6 @@ from tessera.service.cli.options import (
     refuse_options,
 )
 from tessera.service.cli.render import (
-    GIB,
     Column,
     count_noun,
     format_number,
@@ -55,8 +56,10 @@ CELL_COLUMNS: Final[Sequence[Column[CellEstimate]]] = (
         right=True,
     ),
     Column("SOURCE", lambda c: EstimateSource.Name(c.source)),
-    Column("CPUS", lambda c: str(c.cpus or ""), wide=True, right=True),
-    Column("HOST MEMORY", lambda c: _host_memory(c), wide=True, right=True),
+    *(
+        Column[CellEstimate](r.row.upper(), show_needs(r), wide=True, right=True)
+        for r in HOST_RESOURCES
+    ),
     Column("PLAN", lambda c: c.cell.plan, wide=True),
     Column("FROM", lambda c: c.provenance, wide=True),
 )
@@ -189,10 +192,6 @@ def _workload(model: str, batch: int) -> Workload | None:
     if model and (not name or "/" in params or (slash and not params)):
         raise InvalidInput("--model", "must be NAME or NAME/PARAMS, e.g. bert/1.3B")
     return Workload(model=name, params=params, global_batch=batch) if model else None
-
-
-def _host_memory(cell: CellEstimate) -> str:
-    return f"{format_number(cell.host_bytes / GIB)} GiB" if cell.host_bytes else ""
 
 
 def _model(workload: Workload) -> str:

@@ -17,6 +17,7 @@ from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
@@ -336,8 +337,7 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         source=_SOURCES[record.source],
         provenance=record.provenance,
         complete=record.complete,
-        cpus=record.cpus,
-        host_bytes=record.host_bytes,
+        **name_amounts(amounts_of(record)),
         execution_plan="" if record.plan is None else record.plan.to_json(),
     )
     if math.isfinite(record.iter_time_s):

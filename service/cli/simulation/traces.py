@@ -15,10 +15,12 @@ import typer
 from tessera.client import Client
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.service.cli import options
+from tessera.service.cli.clusters.hostview import stated_host
 from tessera.service.cli.names import short_name
 from tessera.simulator.traces.files import profiles_of
 from tessera.simulator.traces.recipe import Recipe, apply_recipe
@@ -376,8 +378,7 @@ def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
             name=short_name(node.name),
             gpu_type=node.gpu_type,
             gpus=node.gpus,
-            cpus=node.cpus if node.HasField("cpus") else None,
-            host_bytes=node.host_bytes if node.HasField("host_bytes") else None,
+            **stated_host(node),
             labels=dict(node.labels),
         )
         for node in nodes
@@ -403,8 +404,7 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
             ),
             iter_time_s=math.inf if e.infeasible else e.iter_time_s,
             source=EstimateSource.MEASURED,
-            cpus=e.cpus,
-            host_bytes=e.host_bytes,
+            **name_amounts(amounts_of(e)),
         )
         for e in cells
     ]

@@ -30,7 +30,7 @@ from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
 from tessera.service import fields
 from tessera.service.server.convert import names
-from tessera.service.server.convert.clusters import stated_cpus, stated_host_bytes
+from tessera.service.server.convert.clusters import to_host
 from tessera.service.server.convert.jobs import EXIT_NUMBERS
 from tessera.service.server.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
@@ -85,8 +85,7 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
             gpu_type=names.require_gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
             gpus=fields.require_whole(f"{field}[{i}].gpus", m.gpus, 1, limits.MAX_GPUS_PER_NODE),
             rack=fields.require_text(f"{field}[{i}].rack", m.rack, 100),
-            cpus=stated_cpus(f"{field}[{i}].cpus", m),
-            host_bytes=stated_host_bytes(f"{field}[{i}].host_bytes", m),
+            **to_host(f"{field}[{i}]", m),
             labels=require_node_labels(f"{field}[{i}].labels", m.labels),
         )
         for i, m in enumerate(hello.nodes)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import (
+    HOST_RESOURCES,
+    REPORTED_PREFIX,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.selectors import require_node_labels
 from tessera.formulation.base.values import GpuType
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.service import fields
 from tessera.service.server.convert import names
 from tessera.v1 import clusters_pb2 as pb
-from tessera.v1.agents_pb2 import AgentNode
 from tessera.v1.launch_pb2 import RuntimeOffer
 
 MAX_GPU_TYPES: Final = 256
@@ -84,24 +91,20 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
         gpus=fields.require_whole(f"{field}.gpus", message.gpus, 1, limits.MAX_GPUS_PER_NODE),
         rack=fields.require_text(f"{field}.rack", message.rack, 100),
         version=fields.version_of(message.etag),
-        cpus=stated_cpus(f"{field}.cpus", message),
-        host_bytes=stated_host_bytes(f"{field}.host_bytes", message),
+        **to_host(field, message),
         labels=require_node_labels(f"{field}.labels", message.labels),
     )
 
 
-def stated_cpus(field: str, message: pb.Node | AgentNode) -> int | None:
-    """Return the CPU cores that a message of a node states, or None if it states none."""
-    if not message.HasField("cpus"):
-        return None
-    return fields.require_whole(field, message.cpus, 0, limits.MAX_CPUS_PER_NODE)
-
-
-def stated_host_bytes(field: str, message: pb.Node | AgentNode) -> int | None:
-    """Return the host memory that a message of a node states, or None if it states none."""
-    if not message.HasField("host_bytes"):
-        return None
-    return fields.require_whole(field, message.host_bytes, 0, limits.MAX_MEMORY_BYTES)
+def to_host(field: str, message: Message) -> dict[str, Any]:
+    """Return the resources of its host that a message of a node states, by name."""
+    return {
+        r.name: fields.require_whole(
+            f"{field}.{r.name}", getattr(message, r.name), 0, r.max_on_node
+        )
+        for r in HOST_RESOURCES
+        if message.HasField(r.name)
+    }
 
 
 def to_node_id(field: str, cluster: str, name: str) -> str:
@@ -140,10 +143,8 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         probation_end_time=None
         if record.probation_end_s is None
         else fields.timestamp_of(record.probation_end_s),
-        cpus=record.spec.cpus,
-        host_bytes=record.spec.host_bytes,
-        reported_cpus=record.reported_cpus,
-        reported_host_bytes=record.reported_host_bytes,
+        **name_amounts(amounts_of(record.spec)),
+        **name_amounts(amounts_of(record, REPORTED_PREFIX), REPORTED_PREFIX),
         labels=record.spec.labels,
         agent_labels=record.agent_labels,
         runtimes=[

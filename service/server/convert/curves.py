@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from tessera.formulation.answer.job_curves import CurveCell, CurveStep, JobCurves, TypeCurves
+from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.job.execution_plan import ExecutionPlan
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.state.snapshot import Snapshot
@@ -54,8 +56,7 @@ def _of_type(focus: Snapshot, found: TypeCurves, bandwidth: BandwidthCurve) -> p
         gpu_type=focus.gpu_types[found.gpu_type].name,
         gpus=points(found.gpus),
         at_gpus=found.at_gpus,
-        cpus=points(found.cpus),
-        host_bytes=points(found.host_bytes),
+        **{name: points(steps) for name, steps in found.host.items()},
         shapes=map(cell, found.shapes),
         minimum_demand=None if found.minimum is None else cell(found.minimum),
         bandwidth=pb.BandwidthCurve(
@@ -87,8 +88,7 @@ def _of_cell(focus: Snapshot, cell: CurveCell) -> pb.CurveCell:
             plan=focus.plans[cell.plan],
         ),
         nodes=cell.nodes,
-        cpus=cell.demand.cpus,
-        host_bytes=cell.demand.host_bytes,
+        **name_amounts(amounts_of(cell.demand)),
         rate=cell.rate,
     )
 
@@ -98,7 +98,7 @@ def _cells_of(found: JobCurves) -> Iterator[CurveCell]:
     if found.current is not None:
         yield found.current
     for of_type in found.types:
-        for step in (*of_type.gpus, *of_type.cpus, *of_type.host_bytes):
+        for step in chain(of_type.gpus, *of_type.host.values()):
             yield step.cell
         yield from of_type.cells
         if of_type.minimum is not None:

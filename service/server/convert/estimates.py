@@ -8,6 +8,7 @@ from typing import Final
 
 from tessera.formulation.base import limits
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import HOST_RESOURCES, amounts_of, name_amounts
 from tessera.formulation.base.values import Cell, EstimateSource, Workload
 from tessera.formulation.job.execution_plan import (
     DIGEST,
@@ -21,8 +22,6 @@ from tessera.service.server.convert import names
 from tessera.service.server.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 
-MAX_HOST_BYTES: Final = 2**60
-"""Largest demand of a job in all."""
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """Range of iteration times in seconds. Others have a wrong unit and would drown the objective."""
 MAX_SD: Final = 5.0
@@ -133,9 +132,9 @@ def to_estimate(
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
         else None,
-        cpus=fields.require_whole(f"{field}.cpus", message.cpus, 0, limits.MAX_CPUS),
-        host_bytes=fields.require_whole(
-            f"{field}.host_bytes", message.host_bytes, 0, MAX_HOST_BYTES
+        **name_amounts(
+            fields.require_whole(f"{field}.{r.name}", getattr(message, r.name), 0, r.max_needed)
+            for r in HOST_RESOURCES
         ),
     )
     if not message.execution_plan:
@@ -162,8 +161,7 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
         complete=record.complete,
         traffic=of_traffic(record.traffic),
         execution_plan=of_plan(record.plan),
-        cpus=record.cpus,
-        host_bytes=record.host_bytes,
+        **name_amounts(amounts_of(record)),
     )
 
 

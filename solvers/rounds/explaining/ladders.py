@@ -13,13 +13,21 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.answer.explanations.changes import Change, ChangeKind
+from tessera.formulation.base.resources import (
+    HOST_RESOURCES,
+    NOT_STATED,
+    Demand,
+    HostResource,
+    amounts_of,
+    name_amounts,
+)
 from tessera.formulation.base.tables import Ints
 from tessera.formulation.job.lifecycle import ACTIVE, JobState
 from tessera.formulation.round.node_room import smallest_demands
 from tessera.formulation.round.policy import MODES_WITHOUT_PROMISES
-from tessera.formulation.state.demand import NOT_STATED, Demand, Demands
 from tessera.formulation.state.given_demand import demand_on, demands_of_cells
 from tessera.formulation.state.hierarchy import lines_of_snapshot
+from tessera.formulation.state.host_tables import Demands
 from tessera.formulation.state.snapshot import STATES, Snapshot
 from tessera.solvers.rounds.explaining.trials import Changes, Ladder
 from tessera.solvers.rounds.options import RoundOptions
@@ -38,7 +46,6 @@ SHORTEST_TIME_S: Final = 60.0
 LONGEST_TIME_S: Final = 3.2e8
 """The shortest and the longest time to a deadline that is tried, in seconds: a minute, ten years."""
 
-_GIB: Final = 1 << 30
 
 MAX_NODES_ADDED: Final = 8
 MAX_JOBS_ENDED: Final = 6
@@ -269,33 +276,32 @@ def _new_gpus(s: Situation) -> Ladders:
         ]
 
 
-def _more_cpus(s: Situation) -> Ladders:
-    for changes in _more_room(s):
-        if changes[0].kind is ChangeKind.ADD_CPUS:
-            yield [changes]
+def _more_of(resource: HostResource) -> Callable[[Situation], Ladders]:
+    """Return the ladders whose first change adds some of a host resource."""
 
+    def climb(s: Situation) -> Ladders:
+        for changes in _more_room(s):
+            if changes[0].kind == resource.change:
+                yield [changes]
 
-def _more_memory(s: Situation) -> Ladders:
-    for changes in _more_room(s):
-        if changes[0].kind is ChangeKind.ADD_HOST_MEMORY:
-            yield [changes]
+    return climb
 
 
 def _more_room(s: Situation) -> Iterator[Changes]:
-    """Yield the CPU cores and host memory that the job's smallest Cell of a type lacks on free GPUs.
+    """Yield the host resources that the job's smallest Cell of a type lacks on free GPUs.
 
-    The nodes with most free GPUs have it. What they lack of both resources is one step.
+    The nodes with most free GPUs have it. What they lack of all resources is one step.
     """
     nodes = s.snapshot.nodes
     smallest = smallest_demands(s.outcome.problem.cells, int(s.value_of("workload")))
-    if not any(demand.cpus or demand.host_bytes for demand in smallest.values()):
+    if not any(any(amounts_of(demand)) for demand in smallest.values()):
         return
     left = _left_on_nodes(s)
     for kind, demand in smallest.items():
         own = np.flatnonzero(nodes.schedulable & (nodes.gpu_type == kind))
         most = np.minimum(left.gpus[own], demand.gpus)
         wanted, lacks = demand.gpus, list[Change]()
-        for at in np.lexsort((-left.cpus[own], -left.host_bytes[own], -most)).tolist():
+        for at in np.lexsort((*(-amount[own] for amount in amounts_of(left)), -most)).tolist():
             node, gpus = int(own[at]), min(wanted, int(most[at]))
             if gpus > 0:
                 lacks += _lacks(s.snapshot, left, node, demand.on_node(gpus))
@@ -307,30 +313,28 @@ def _more_room(s: Situation) -> Iterator[Changes]:
 def _lacks(snapshot: Snapshot, left: Demands, node: int, share: Demand) -> Iterator[Change]:
     """Yield the changes with which a node has room for its share of a job."""
     nodes = snapshot.nodes
-    for kind, needs, has, unused, unit in (
-        (ChangeKind.ADD_CPUS, share.cpus, nodes.cpus, left.cpus, 1),
-        (ChangeKind.ADD_HOST_MEMORY, share.host_bytes, nodes.host_bytes, left.host_bytes, _GIB),
+    for resource, needs, has, unused in zip(
+        HOST_RESOURCES, amounts_of(share), amounts_of(nodes), amounts_of(left), strict=True
     ):
-        now, more = int(has[node]), needs - int(unused[node])
+        now, more, unit = int(has[node]), needs - int(unused[node]), resource.unit
         if now != NOT_STATED and more > 0:
-            enough = -(-(now + more) // unit) * unit
+            enough, kind = -(-(now + more) // unit) * unit, ChangeKind(resource.change)
             yield Change(kind=kind, subject=nodes.name[node], amount=enough, before=now)
 
 
 def _left_on_nodes(s: Situation) -> Demands:
     """Return what each node has left after the round. It means nothing where a node states nothing."""
     nodes, demands = s.snapshot.nodes, demands_of_cells(s.snapshot.estimates)
-    gpus, cpus, host_bytes = (np.array(x) for x in (nodes.gpus, nodes.cpus, nodes.host_bytes))
+    gpus, *host = (np.array(has) for has in (nodes.gpus, *amounts_of(nodes)))
     for decision in s.outcome.decisions:
         if decision.gang is None:
             continue
         demand = demand_on(s.snapshot, demands, decision.job, decision.cell)
         for node, indices in decision.gang.members:
             share = demand.on_node(len(indices))
-            gpus[node] -= share.gpus
-            cpus[node] -= share.cpus
-            host_bytes[node] -= share.host_bytes
-    return Demands(gpus=gpus, cpus=cpus, host_bytes=host_bytes)
+            for amounts, needs in zip((gpus, *host), (share.gpus, *amounts_of(share)), strict=True):
+                amounts[node] -= needs
+    return Demands(gpus=gpus, **name_amounts(host))
 
 
 def _whole_gpus(snapshot: Snapshot) -> Ints:
@@ -427,8 +431,7 @@ LADDERS: Final[dict[ChangeKind, Callable[[Situation], Ladders]]] = {
     ChangeKind.LEND: _lending,
     ChangeKind.TENANT_WEIGHT: _tenant_weights,
     ChangeKind.UNDRAIN: _undraining,
-    ChangeKind.ADD_CPUS: _more_cpus,
-    ChangeKind.ADD_HOST_MEMORY: _more_memory,
+    **{ChangeKind(resource.change): _more_of(resource) for resource in HOST_RESOURCES},
     ChangeKind.ADD_GPUS: _new_gpus,
     ChangeKind.ADD_CELL: _new_cells,
     ChangeKind.POLICY: _policies,

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tessera.formulation.base.resources import NOT_STATED
 from tessera.formulation.base.tables import Bools
 from tessera.formulation.base.values import EstimateSource, GpuType, Workload
-from tessera.formulation.state.demand import NOT_STATED
 from tessera.formulation.state.snapshot import Allocations, Estimates, Jobs, Nodes, Snapshot
 
 NODE_GPUS: Final = 4

@@ -26,6 +26,7 @@ from tessera.estimator.plans import Shape
 from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.base.cancellation import never_cancelled
+from tessera.formulation.base.resources import Capacity, HostCapacity
 from tessera.formulation.base.values import Cell, EstimateSource, GpuType, Workload
 from tessera.formulation.job.execution_plan import Offload, PlanSwitches, Recomputation, ZeroStage
 from tessera.formulation.job.runtimes import (
@@ -45,7 +46,6 @@ from tessera.formulation.records.estimates import (
     MeasurementRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.state.demand import Capacity
 from tessera.service.server.estimates.records import compute_records
 from tessera.service.server.estimates.tasks import EstimateTask
 from tests.support.laws import examples
@@ -281,7 +281,10 @@ def test_a_job_without_accumulation_runs_only_where_its_batch_fits_at_once() -> 
 )
 def test_what_other_jobs_want_changes_no_open_cell(limits: tuple[PlanLimits, ...]) -> None:
     gpu_type = ClusterGpuType(
-        gpu_type=GpuType(name="a40", memory_bytes=48 * GIB), node_gpus=4, gpus=8, node_cpus=32
+        gpu_type=GpuType(name="a40", memory_bytes=48 * GIB),
+        node_gpus=4,
+        gpus=8,
+        node_host=HostCapacity(cpus=32),
     )
 
     def compute(limits: tuple[PlanLimits, ...], *, is_open: bool) -> dict[Cell, EstimateRecord]:

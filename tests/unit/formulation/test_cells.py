@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.answer.codec import decode, encode
 from tessera.formulation.base.errors import InvalidInput
+from tessera.formulation.base.resources import Capacity, Demand
 from tessera.formulation.job.lifecycle import JobState
 from tessera.formulation.round.capacity import pools_have_enough
 from tessera.formulation.round.columns import first_draft
@@ -20,7 +21,6 @@ from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.problem import Problem
 from tessera.formulation.round.statement import build_problem, draft_columns, state_draft
 from tessera.formulation.state.cells import Cells, build_cells
-from tessera.formulation.state.demand import Capacity, Demand
 from tessera.formulation.state.dominance import find_undominated
 from tessera.formulation.state.given_demand import demand_on, demands_of_cells
 from tessera.formulation.state.information import apply_caution

@@ -17,8 +17,7 @@ from tessera.formulation.round.fair_share import MAX_HALVINGS, FairShare, fair_s
 from tessera.formulation.round.policy import Policy
 from tessera.formulation.round.rates import effective_weight
 from tessera.formulation.state.decayed_use import (
-    CPU_CORES,
-    HOST_MEMORY,
+    HOST_CODES,
     Stint,
     UseMeter,
     tabulate_uses,
@@ -40,13 +39,15 @@ DRF = Policy(fair_share="drf")
 
 DAY_S = 86_400.0
 
+CPU_CORES, HOST_MEMORY = HOST_CODES
+
 
 # the decay of use
 
 
 def test_a_stint_counts_by_the_integral_of_its_decay() -> None:
     meter, half_life_s = UseMeter(1000.0), 1000.0
-    stint = Stint(tenant="t", gpu_type=1, gpus=3, cpus=24, host_bytes=2**40, began_s=500.0)
+    stint = Stint(tenant="t", gpu_type=1, gpus=3, needs=(24, 2**40), began_s=500.0)
     meter.add(stint, 2000.0)
     ages_s = 5000.0 - np.linspace(500.0, 2000.0, 200_001)  # until 5,000 s
     mean = np.trapezoid(0.5 ** (ages_s / half_life_s), dx=1500.0 / 200_000)
@@ -59,7 +60,7 @@ def test_a_stint_counts_by_the_integral_of_its_decay() -> None:
 def test_use_does_not_depend_on_how_stints_are_cut_or_on_when_it_is_read() -> None:
     rng, whole, cut = np.random.default_rng(0), UseMeter(700.0), UseMeter(700.0)
     moments = np.sort(rng.uniform(0, 9000, 20))
-    stint = Stint(tenant="t", gpu_type=0, gpus=2, cpus=1, host_bytes=5, began_s=float(moments[0]))
+    stint = Stint(tenant="t", gpu_type=0, gpus=2, needs=(1, 5), began_s=float(moments[0]))
     whole.add(stint, float(moments[-1]))
     for began_s, ended_s in itertools.pairwise(moments):
         cut.add(stint._replace(began_s=float(began_s)), float(ended_s))

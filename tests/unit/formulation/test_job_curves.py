@@ -85,12 +85,15 @@ def test_the_curve_of_gpus_is_that_of_the_best_plan_at_each_count() -> None:
 def test_curves_of_cores_memory_and_shapes_have_the_fastest_plan_at_each_amount() -> None:
     found = only_type(a_round())
     assert found.at_gpus == 2
-    assert rows(found.cpus) == [
+    assert rows(found.host["cpus"]) == [
         (2, 16.0, 16.0, 0.5),
         (4, 17.0, 17.0, round(1 / 12, 9)),
         (16, 18.0, 18.0, 0.0),  # more CPU cores let the offloading plan be the fastest
     ]
-    assert rows(found.host_bytes) == [(4 * GIB, 17.0, 17.0, 0.0), (64 * GIB, 18.0, 18.0, 0.0)]
+    assert rows(found.host["host_bytes"]) == [
+        (4 * GIB, 17.0, 17.0, 0.0),
+        (64 * GIB, 18.0, 18.0, 0.0),
+    ]
     found = only_type(a_round(), 8)
     shapes = [(c.nodes, c.rate, c.pipeline_degree) for c in found.shapes]
     assert shapes == [(1, 48.0, 1), (2, 44.0, 2)]
