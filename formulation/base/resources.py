@@ -105,7 +105,7 @@ def amounts_in_words(amounts: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNeeds:
-    """What a job needs of the hosts of its nodes."""
+    """The needs of a job on the hosts of its nodes."""
 
     cpus: int = 0  # cores
     host_bytes: int = 0  # bytes of host memory
@@ -117,7 +117,7 @@ class HostNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCapacity:
-    """What a host has, or has left. An amount that is not stated is None, and limits nothing."""
+    """The amounts that a host has, or has left. An amount that is not stated is None, and limits nothing."""
 
     cpus: int | None = None  # cores
     host_bytes: int | None = None  # bytes of host memory
@@ -139,7 +139,7 @@ UNSTATED_HOST: Final = HostCapacity()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedCapacity:
-    """What the agent of a node found there. An amount that it does not report is None."""
+    """The amounts that the agent of a node found there. An amount that it does not report is None."""
 
     reported_cpus: int | None = None
     reported_host_bytes: int | None = None

@@ -205,13 +205,15 @@ def _values_of_spec(cluster: str, spec: JobSpec) -> dict[str, Any]:
 def of_job(record: JobRecord, sees_tenant: SeesTenant) -> pb.Job:
     """Return the message of a stored job, for a caller who ``sees_tenant`` some tenants."""
     cluster, spec, forecast = record.cluster, record.spec, record.forecast
-    after = [of_dependency(cluster, dependency, sees_tenant) for dependency in record.dependencies]
+    dependencies = [
+        of_dependency(cluster, dependency, sees_tenant) for dependency in record.dependencies
+    ]
     message = pb.Job(
         **_values_of_spec(cluster, spec),
         **values_of(record, pb.Job, "allocation", "reason", "forecast"),
         name=names.job_name(cluster, spec.name),
         etag=fields.etag_of(record.version),
-        after=after,
+        after=dependencies,
         array=None if spec.array is None else of_array_member(cluster, spec.array),
         forecast=None if forecast is None or record.ended_s is not None else of_forecast(forecast),
     )
