@@ -65,8 +65,8 @@ async def test_an_unchanged_script_reports_its_iterations_and_loss(bench: Progra
     first = observed(handle)
     await until(lambda: observed(handle).iterations_done > first.iterations_done)
     second = observed(handle)
-    assert first.loss is not None
-    assert second.loss is not None
+    assert first.HasField("loss")
+    assert second.HasField("loss")
     assert 0 < first.loss < 10
     assert 0 < second.loss < 10
     assert "Trainer does not report its last iteration" in second.remark
