@@ -25,7 +25,7 @@ class LockstepJob:
     ) -> None:
         """Submit the job. At ``gate``, GENERATION-POINT, both ranks wait until it is opened."""
         self.lab, self.agents, self.name, self.folder = lab, agents, name, folder
-        launch: dict[str, Any] = {"environment": {"TEST_FOLDER": str(folder), "TEST_GATE": gate}}
+        launch: dict[str, Any] = {"env": {"TEST_FOLDER": str(folder), "TEST_GATE": gate}}
         if gate.endswith("staging"):
             launch["staging_command"] = (*SCRIPT, "stage")
         lab.train(name, SCRIPT, gpus=2, iterations=ITERATIONS, launch=launch)
