@@ -352,7 +352,11 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_when_its_processes_ha
                 assert agent.file_of(name, 1, "exit.json")["outcome"] == "stopped"
             assert resumable[saved] > reported
             for name in old:
-                assert spare.file_of(name, 2, "progress.json")["iterations"] >= resumable[name] > 0
+                assert (
+                    spare.file_of(name, 2, "progress.json")["iterations_done"]
+                    >= resumable[name]
+                    > 0
+                )
             pids = {name: spare.pid_of(name, 2) for name in old}
             saves.thaw()
             silent.thaw()
