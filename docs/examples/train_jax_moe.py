@@ -224,7 +224,7 @@ def main() -> None:
     )
 
     def wait(training: Training, _loss: float) -> None:
-        time.sleep(options.pause_s + options.work_s / training.plan.devices)
+        time.sleep(options.pause_s + options.work_s / training.plan.gpus)
 
     train(
         build_model(sizes),

@@ -202,7 +202,7 @@ def main() -> None:
     sizes = Sizes(width=options.width, blocks=options.layers - 2, group=options.group)
 
     def wait(training: Training, _loss: float) -> None:
-        time.sleep(options.pause_s + options.work_s / training.plan.devices)
+        time.sleep(options.pause_s + options.work_s / training.plan.gpus)
 
     train(
         build_model(sizes),

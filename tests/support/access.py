@@ -88,7 +88,7 @@ def add_audit_entries(database: Database, days: int, count: int = 1) -> None:
     """Add entries to the audit log that are as many days old."""
     statement = f"""
         INSERT INTO audit_log
-            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
+            (at, subject, role, proof, method, target, peer, request_id, outcome, detail)
         SELECT now() - interval '{days} days', '', '', '', '', '', '', '', 'OK', ''
         FROM generate_series(1, {count})
     """
