@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 from rich.progress import Progress
 
-from tessera.client import Client
+from tessera.client import CallError, Client
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.base import limits
@@ -21,7 +21,12 @@ from tessera.formulation.base.resources import amounts_of, name_amounts
 from tessera.formulation.base.values import EstimateSource
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.service.cli.client import CallFailed, connect, current_timestamp
+from tessera.service.cli.client import (
+    CallFailed,
+    connect,
+    current_timestamp,
+    explain_failure,
+)
 from tessera.service.cli.clusters.tenants import apply_tenants
 from tessera.service.cli.names import cluster_name
 from tessera.service.cli.options import (
@@ -252,7 +257,7 @@ def _submit(
         request = jobs_pb2.SubmitJobsRequest(parent=to, requests=batch, validate_only=validate_only)
         client.call(client.stubs.jobs.SubmitJobs, request, DEADLINE_S)
 
-    _in_batches("jobs", new, JOBS_PER_CALL, send, validate_only=validate_only)
+    _in_batches(client, "jobs", new, JOBS_PER_CALL, send, validate_only=validate_only)
 
 
 def send_estimates(
@@ -262,7 +267,7 @@ def send_estimates(
     is_split = len(records) > CELLS_PER_CALL
     for validating in _passes(is_split=is_split, validate_only=validate_only):
         send = partial(_send_cells, client, to, validate_only=validating)
-        _in_batches("estimates", records, CELLS_PER_CALL, send, validate_only=validating)
+        _in_batches(client, "estimates", records, CELLS_PER_CALL, send, validate_only=validating)
 
 
 def _send_cells(
@@ -359,6 +364,7 @@ def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
 
 
 def _in_batches(
+    client: Client,
     what: str,
     items: Sequence[_T],
     size: int,
@@ -376,10 +382,11 @@ def _in_batches(
             batch = items[first : first + size]
             try:
                 send(batch)
-            except CallFailed as error:
+            except CallError as error:
                 stored = 0 if validate_only else first
                 sent = f"{stored:,} of {len(items):,} {what} were stored before the failure"
-                raise CallFailed(f"{error}; {sent}", error.exit_code) from error
+                failure = explain_failure(error, client)
+                raise CallFailed(f"{failure}; {sent}", failure.exit_code) from error
             progress.advance(task, len(batch))
 
 
