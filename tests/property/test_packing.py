@@ -85,7 +85,7 @@ def a_tiny_round(rng: np.random.Generator) -> Snapshot:
 
 
 def a_policy(rng: np.random.Generator) -> Policy:
-    """Return a policy whose rounds have no rows but those of GPUs, which is all that oracles count."""
+    """Return a policy whose rounds count only GPUs in their rows, as the oracles here do."""
     return Policy(
         objective=str(rng.choice(POLICIES)),
         keep_requests=False,
