@@ -228,6 +228,11 @@ class CommandGroup(TyperGroup):
         except TesseraError as error:
             print_error(str(error))
             raise typer.Exit(exit_code(error)) from error
+        except UnicodeEncodeError as error:  # the value may be a secret, so it is not repeated
+            print_error(
+                "a value of the command line is not text in UTF-8; retype it, or use a UTF-8 locale"
+            )
+            raise typer.Exit(Exit.USAGE) from error
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tessera.formulation.base.resources import HOST_NAMES, REPORTED_PREFIX, HostResource
-from tessera.service.cli.render import GIB, format_number
+from tessera.service.cli.render import format_number
 
 NOT_STATED = "not stated"
 """An amount of a node that nobody knows. It limits nothing."""
@@ -21,7 +21,9 @@ def stated_host(message: Message) -> dict[str, Any]:
 
 def show_amount(resource: HostResource, amount: int) -> str:
     """Return an amount as it is shown, e.g. ``64 GiB``."""
-    return str(amount) if resource.unit == 1 else f"{format_number(amount / GIB)} GiB"
+    if resource.unit == 1:
+        return str(amount)
+    return f"{format_number(amount / resource.unit)} {resource.unit_noun.partition(' ')[0]}"
 
 
 def show_needs(resource: HostResource) -> Callable[[Message], str]:

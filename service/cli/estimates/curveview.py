@@ -14,6 +14,7 @@ from rich.text import Text
 from tessera.formulation.job.execution_plan import read_execution_plan
 from tessera.service.cli.jobs.jobview import DIGEST_DIGITS, cell_text
 from tessera.service.cli.render import (
+    GIB,
     Column,
     count_noun,
     facts_grid,
@@ -23,7 +24,6 @@ from tessera.service.cli.render import (
 from tessera.service.cli.terminal import visible_form
 from tessera.v1 import jobs_pb2 as pb
 
-GIB: Final = 2**30
 BAR_WIDTH: Final = 32
 """Width in characters of a bar of the best rate."""
 

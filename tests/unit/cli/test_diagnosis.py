@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from tessera.client import ChannelSettings, Login, save_login
 from tessera.service.cli.clusters.nodes import NODE_COLUMNS
 from tessera.service.cli.main import app
+from tessera.service.cli.render import GIB
 from tessera.service.cli.servers.doctoring import machine, reach
 from tessera.service.cli.servers.doctoring.checks import CheckResult
 from tessera.service.server.settings.config import Config
@@ -112,7 +113,7 @@ def test_the_end_of_a_certificate_is_reported_in_time(left_s: float, result: Che
 def test_a_full_disk_is_reported(
     gib: float, result: CheckResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = SimpleNamespace(free=int(gib * machine.GIB))
+    usage = SimpleNamespace(free=int(gib * GIB))
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
     check = machine._check_disk(tmp_path / "not" / "made" / "yet")
     assert check.result is result

@@ -326,6 +326,8 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ),
         ("round --set gap=small", "--set gap: must be a number, not 'small'"),
         ("round --set keep_requests=no", "--set keep_requests: must be true or false, not 'no'"),
+        ("round --set objective=a\udcff", "not text in UTF-8"),
+        (f"{JOB} --label a=b\udcff", "not text in UTF-8"),
         ("round --set seed", "--set: 'seed' must be NAME=VALUE, e.g. max_changes=20"),
         ("round --seed 1 --set seed=2", "--set seed: has a value already; give it once"),
         ("round --deadlines strict", "--deadlines"),

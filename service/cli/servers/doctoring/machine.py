@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from tessera.formulation.base.errors import InvalidInput, TesseraError
 from tessera.formulation.base.release import install_hint
+from tessera.service.cli.render import GIB
 from tessera.service.cli.servers.configprint import SERVER_LIBRARIES
 from tessera.service.cli.servers.doctoring.checks import Check, CheckResult
 
 if TYPE_CHECKING:
     from tessera.service.server.settings.config import Config
-
-GIB: Final = 2**30
 
 WARN_FREE_BYTES: Final = 5 * GIB
 """Free space below which a database and the output of jobs soon have no room."""
