@@ -71,11 +71,22 @@ def require_head(connection: sa.Connection) -> None:
 
 
 def _require_known(revision: str) -> None:
-    if revision not in _known():
+    if revision in _known():
+        return
+    if _number_of(revision) <= _number_of(head_revision()):
         raise NotMigrated(
-            f"the database has schema {revision} of a newer release, but this program needs"
-            f" {head_revision()}; upgrade this program"
+            f"the database has schema {revision} of a commit before the first release, which cannot be"
+            f" migrated to {head_revision()}; use that commit, or an empty database (`tessera up"
+            " --data-dir DIR`)"
         )
+    raise NotMigrated(
+        f"the database has schema {revision} of a newer release, but this program needs"
+        f" {head_revision()}; upgrade this program"
+    )
+
+
+def _number_of(revision: str) -> str:
+    return revision.partition("_")[0]
 
 
 class MigratedDatabase(Database):

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from tessera.db.clusters.tenants import upsert_tenants
 from tessera.db.schema import migrate, tables
 from tessera.db.schema.engine import Database, connect_database
+from tessera.db.schema.revision import head_revision
 from tessera.db.store.store import Store
 from tessera.formulation.base.errors import InvalidInput, NotMigrated
 from tessera.formulation.job.lifecycle import ACTIVE, JobState, next_states
@@ -87,16 +88,19 @@ def test_an_upgrade_keeps_the_data_of_an_older_release_and_can_be_undone(
     submit(older, a_spec("runs"), a_spec("waits"))
     run(older, runs=[("a100-0", [0])])
     before = digest_tables(database)
+    first_revision = head_revision()
     with a_newer_release(tmp_path, database.url) as upgraded:
         newer = Store(upgraded)
-        with pytest.raises(NotMigrated, match="has schema 0001, but this release needs 0002"):
+        with pytest.raises(
+            NotMigrated, match=f"has schema {first_revision}, but this release needs 0002"
+        ):
             newer.ready()
         migrate.upgrade_schema(upgraded)
         after = digest_tables(upgraded)
         changed = {table for table in after if after[table] != before.get(table)}
         assert changed == {"alembic_version", "mottos"}
         run(newer, waits=[("a100-0", [1])])
-        migrate.downgrade_schema(upgraded, "0001")
+        migrate.downgrade_schema(upgraded, first_revision)
     assert job(older, "waits").state is JobState.RUNNING
     assert digest_tables(database).keys() == before.keys()
 

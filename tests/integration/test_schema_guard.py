@@ -20,6 +20,7 @@ from tessera.db.rounds.leases import acquire_lease
 from tessera.db.rounds.rounds import list_rounds
 from tessera.db.schema import migrate
 from tessera.db.schema.engine import Database, connect_database
+from tessera.db.schema.revision import head_revision
 from tessera.db.store.reads import get_job, list_jobs
 from tessera.db.store.store import Store
 from tessera.formulation.base.errors import NotMigrated
@@ -42,6 +43,8 @@ from tests.support.stored_cluster import (
     wait,
 )
 
+FIRST_REVISION = head_revision()
+"""The revision of this release."""
 NEWER = "9999"
 
 CHANGES: dict[str, Callable[[Store], object]] = {
@@ -121,6 +124,15 @@ def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committ
     assert store.commit(decided).summary.number == 1
 
 
+def test_the_schema_of_a_commit_before_the_first_release_is_refused(
+    store: Store, database: Database
+) -> None:
+    set_revision(database, "0001")
+    for use in (store.ready, lambda: migrate.upgrade_schema(database)):
+        with pytest.raises(NotMigrated, match=r"schema 0001 of a commit before .* empty database"):
+            use()
+
+
 def test_an_older_schema_says_how_to_migrate(
     store: Store, database: Database, tmp_path: Path
 ) -> None:
@@ -129,7 +141,7 @@ def test_an_older_schema_says_how_to_migrate(
         for change in CHANGES.values():
             with pytest.raises(
                 NotMigrated,
-                match="has schema 0001, but this release needs 0002; run `tessera migrate`",
+                match=f"has schema {FIRST_REVISION}, but this release needs 0002; run `tessera migrate`",
             ):
                 change(Store(newer))
 
@@ -157,7 +169,7 @@ def _change_during_a_migration(database: Database) -> None:
 
     other = connect_database(database.url)
     changing = threading.Thread(target=change_slowly)
-    migrating = threading.Thread(target=migrate.downgrade_schema, args=(other, "0001"))
+    migrating = threading.Thread(target=migrate.downgrade_schema, args=(other, FIRST_REVISION))
     changing.start()
     assert within.wait(PATIENCE_S)
     migrating.start()

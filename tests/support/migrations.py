@@ -13,11 +13,11 @@ import pytest
 from tessera.db.schema import migrate, revision
 from tessera.db.schema.engine import Database, connect_database
 
-_SECOND_MIGRATION: Final = """
+_SECOND_MIGRATION: Final = f"""
 from alembic import op
 
 revision = "0002"
-down_revision = "0001"
+down_revision = "{revision.head_revision()}"
 branch_labels = None
 depends_on = None
 

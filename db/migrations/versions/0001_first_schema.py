@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 from alembic import op
 
-revision = "0001"
+SCHEMA = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
+
+# Until the first release, commits change this schema in place. Databases of other ones are refused.
+revision = f"0001_{hashlib.sha256(SCHEMA.encode()).hexdigest()[:8]}"
 down_revision = None
 branch_labels = None
 depends_on = None
 
-SCHEMA = Path(__file__).with_suffix(".sql").read_text(encoding="utf-8")
 TABLES = re.findall(r"^CREATE (?:UNLOGGED )?TABLE (\w+)", SCHEMA, re.MULTILINE)
 FUNCTIONS = re.findall(r"^CREATE FUNCTION (\w+)", SCHEMA, re.MULTILINE)
 
